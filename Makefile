@@ -1,0 +1,69 @@
+# make demo    a first LoRA RL run on this machine's CPU        make test    every test
+# make check   linters, types, import contracts                make bench   lorad against TRL
+# make kill9   kill everything mid-step, N times               make clean   removes .venv and caches
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
+N ?= 100
+SPEC ?= examples/demo.yaml
+
+.PHONY: help setup demo test check lint types contracts format bench kill9 clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup: $(VENV)/.ready
+
+# Each stamp says: this much is installed, from the pyproject.toml and the constraints of that time.
+$(VENV)/.ready: $(SETUP)
+	@.ci/setup
+	@touch $@
+
+$(VENV)/.ready-dev: $(SETUP)
+	@.ci/setup dev
+	@touch $(VENV)/.ready $@
+
+$(VENV)/.ready-bench: $(SETUP)
+	@.ci/setup bench
+	@touch $(VENV)/.ready $@
+
+demo: $(VENV)/.ready
+	@echo "==> lorad run $(SPEC) --wait"
+	@$(BIN)/lorad run $(SPEC) --wait
+	@BIN=$(BIN) .ci/next-steps
+
+test: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready-dev
+	@$(MAKE) --keep-going lint types contracts
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+
+types: $(VENV)/.ready-dev
+	$(BIN)/mypy lorad tests
+
+contracts: $(VENV)/.ready-dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.ready-bench
+	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+
+kill9: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/kill9.py --rounds $(N) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

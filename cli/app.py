@@ -1,0 +1,75 @@
+"""`lorad`: finds the verb, imports its file, turns errors into messages and exit codes.
+
+Exit codes: 0 done, 1 the run or command failed, 2 bad usage or spec, 3 no such run, 4 not allowed, 5 daemon unreachable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command as build
+
+from lorad import __version__
+from lorad.cli.output import print_error
+from lorad.errors import LoradError
+
+COMMANDS = (
+    "run list show logs resume pause stop kill rm adapters checkpoints export samples generate plot pools devices tui "
+    "daemon doctor init completion"
+).split()
+
+
+class LazyGroup(TyperGroup):
+    """Knows every verb by name and imports one only to run it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"lorad.cli.commands.{cmd_name}")
+        command = build(module.app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def lorad(
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+) -> None:
+    """LoRA reinforcement learning on a shared box: runs, adapter versions and checkpoints that survive anything."""
+    if version:
+        print(f"lorad {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except LoradError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,119 @@
+"""lorad doctor: check this machine and this home."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from lorad.cli.options import AsJson
+from lorad.cli.output import note, print_json, printable, size
+from lorad.client import Client
+from lorad.config import load
+from lorad.errors import LoradError
+from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home
+
+app = typer.Typer(add_completion=False)
+
+NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
+MINIMUM_FREE = 2 << 30
+
+Check = dict[str, str | bool]
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
+    home = Home(default_home())
+    checks = [*machine(), *home_checks(home), *backends(home), *daemon(home)]
+    if as_json:
+        print_json(checks)
+    else:
+        for check in checks:
+            note(f"{'ok  ' if check['ok'] else 'FAIL'}  {check['name']:<14}{check['detail']}")
+            if check["hint"]:
+                note(f"      {'':<14}{check['hint']}")
+    if not all(check["ok"] for check in checks):
+        raise typer.Exit(1)
+
+
+def check(name: str, ok: bool, detail: str, hint: str = "") -> Check:
+    return {"name": name, "ok": ok, "detail": printable(detail), "hint": "" if ok else hint}
+
+
+def machine() -> Iterator[Check]:
+    version = platform.python_version()
+    yield check("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.13.")
+    for package in ("torch", "transformers", "peft"):
+        try:
+            yield check(package, True, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield check(package, False, "not installed", f"pip install {package}")
+    gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or "none: runs use the CPU"
+    yield check("gpus", True, "; ".join(gpus.splitlines()))
+    yield check("cores", True, f"{len(os.sched_getaffinity(0))} usable, load {os.getloadavg()[0]:.1f}")
+
+
+def home_checks(home: Home) -> Iterator[Check]:
+    existing = next(p for p in (home.root, *home.root.parents) if p.exists())
+    kind = _filesystem(existing)
+    local = kind not in NETWORK_FILESYSTEMS
+    hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
+    yield check("home", local, f"{home.root} ({kind})", hint)
+    free = shutil.disk_usage(existing).free
+    yield check("disk", free > MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
+    wanted = len(os.fsencode(home.root / "lorad.sock"))
+    aside = "" if wanted <= SOCKET_PATH_LIMIT else f" ({wanted} bytes are too many for a socket; side-stepped)"
+    yield check("socket", True, f"{home.socket}{aside}")
+
+
+def backends(home: Home) -> Iterator[Check]:
+    """The interpreters that config.yaml names: each must be able to import its package."""
+    try:
+        config = load(home.config)
+    except LoradError as error:
+        yield check("config", False, error.message, error.hint)
+        return
+    packages = {"sglang": "sglang", "vllm": "vllm", "megatron": "megatron.bridge"}
+    for name, backend in config.backends.items():
+        if backend.python:
+            package = packages.get(name, name)
+            found = _command(os.path.expanduser(backend.python), "-c", f"import {package}; print('imports {package}')")
+            yield check(name, found is not None, found or f"{backend.python} cannot import {package}")
+
+
+def daemon(home: Home) -> Iterator[Check]:
+    try:
+        status = Client(home).status()
+    except LoradError:
+        yield check("daemon", True, "not running; `lorad run` starts it")
+        return
+    yield check("daemon", True, f"pid {status['pid']}, version {status['version']}")
+    database = status["database"]
+    yield check("database", database.get("ok", True), f"schema {database['schema']}, {size(database['bytes'])}")
+
+
+def _command(*argv: str) -> str | None:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _filesystem(path: Path) -> str:
+    """The type of the filesystem that holds a path."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, name, *_ = line.split()
+        inside = str(path) == mount or str(path).startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) > len(best):
+            best, kind = mount, name
+    return kind

@@ -1,0 +1,33 @@
+"""lorad resume RUN: go on from a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lorad.cli.follow import follow
+from lorad.cli.launch import connected
+from lorad.cli.options import AsJson, Run
+from lorad.cli.output import note, print_json
+from lorad.cli.result import conclude
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def resume(
+    run: Run,
+    step: Annotated[int | None, typer.Option("--from", help="A checkpoint's step; default: the newest.")] = None,
+    steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on exactly where a checkpoint left off. Facts after it are rewound; version numbers are not."""
+    client = connected()
+    resumed = client.resume(run, step=step, steps=steps)
+    if detach or (as_json and not wait):
+        print_json(resumed) if as_json else note(f"{run} is {resumed['state']}.")
+        return
+    conclude(follow(client, run, quiet=as_json), as_json=as_json)

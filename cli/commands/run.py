@@ -1,0 +1,80 @@
+"""lorad run SPEC: check a spec, start a run, follow it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorad.cli.follow import follow
+from lorad.cli.launch import connected
+from lorad.cli.options import AsJson
+from lorad.cli.output import note, print_json
+from lorad.cli.result import conclude
+from lorad.errors import SpecError
+
+app = typer.Typer(add_completion=False)
+
+
+def option(flag: str, key: str) -> typer.models.OptionInfo:
+    return typer.Option(flag, help=f"Same as {key}=…", show_default=False)  # type: ignore[no-any-return]
+
+
+@app.command()
+def run(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Any key of the spec: trainer.lr=3e-5")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")] = False,
+    trainer: Annotated[str | None, option("--trainer", "trainer.backend")] = None,
+    rollout: Annotated[str | None, option("--rollout", "rollout.backend")] = None,
+    rank: Annotated[int | None, option("--lora-rank", "lora.rank")] = None,
+    alpha: Annotated[float | None, option("--lora-alpha", "lora.alpha")] = None,
+    dropout: Annotated[float | None, option("--lora-dropout", "lora.dropout")] = None,
+    lora_type: Annotated[str | None, option("--lora-type", "lora.type")] = None,
+    targets: Annotated[str | None, option("--target-modules", "lora.target_modules")] = None,
+    excludes: Annotated[str | None, option("--exclude-modules", "lora.exclude_modules")] = None,
+    adapter_path: Annotated[str | None, option("--lora-adapter-path", "lora.adapter_path")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run and follow it. Ctrl-C detaches; the run goes on."""
+    flags = {
+        "trainer.backend": trainer,
+        "rollout.backend": rollout,
+        "lora.rank": rank,
+        "lora.alpha": alpha,
+        "lora.dropout": dropout,
+        "lora.type": lora_type,
+        "lora.target_modules": targets,
+        "lora.exclude_modules": excludes,
+        "lora.adapter_path": adapter_path,
+    }
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    text, source, cwd = read_spec(spec)
+    client = connected()
+    started = client.run(text, source=source, cwd=str(cwd), overrides=[*(overrides or []), *given], name=name)
+    if detach or (as_json and not wait):
+        if as_json:
+            print_json(started)
+        else:
+            note(f"{started['name']} is {started['state']}. `lorad show {started['name']}` tells how it does.")
+        return
+    over = follow(client, started["name"], quiet=as_json)
+    conclude(over, as_json=as_json)
+
+
+def read_spec(spec: str) -> tuple[str, str, Path]:
+    """(text, name for messages, directory that its relative paths start from)."""
+    if spec == "-":
+        return sys.stdin.read(), "<stdin>", Path.cwd()
+    path = Path(spec).expanduser()
+    try:
+        return path.read_text(), spec, path.absolute().parent
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{spec}: {reason}", hint="`lorad init` writes a spec to start from.") from None

@@ -1,0 +1,45 @@
+"""lorad show RUN: everything about a run."""
+
+from __future__ import annotations
+
+import typer
+
+from lorad.cli.options import AsJson, Run
+from lorad.cli.output import age, number, print_json, printable
+from lorad.client import Client
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def show(run: Run, as_json: AsJson = False) -> None:
+    """State, figures, processes, attempts and the spec."""
+    client = Client()
+    data = client.show(run)
+    if as_json:
+        print_json(data)
+        return
+    rates = data.get("rates") or {}
+    lines = {
+        "run": data["name"],
+        "state": data["state"] + (f" ({data['reason']})" if data.get("reason") else ""),
+        "why": data.get("waiting") or data.get("detail"),
+        "step": f"{data['step']} of {data['steps']}",
+        "reward": number(data.get("reward")),
+        "eval": f"{number(data.get('eval_first'))} -> {number(data.get('eval_last'))}",
+        "version": None if data.get("version") is None else f"{data['name']}@{data['version']}",
+        "speed": f"{number(rates.get('tokens_per_second'), 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step",
+        "pool": data.get("pool"),
+        "owner": data.get("owner"),
+        "created": f"{age(data['created_at'])} ago",
+        "directory": data["directory"],
+        "processes": ", ".join(f"{p['role']} {p['pid']}" for p in data["processes"]) or "none",
+    }
+    for key, value in lines.items():
+        if value:
+            print(f"{key:<11}{printable(str(value))}")
+    for attempt in data["attempts"]:
+        start = "fresh" if attempt.get("resumed_from") is None else f"from step {attempt['resumed_from']}"
+        print(f"{'attempt':<11}{attempt['attempt']}: {start}, {attempt.get('reason') or 'going on'}")
+    for warning in data.get("warnings", []):
+        print(f"{'warning':<11}{printable(warning)}")

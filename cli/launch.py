@@ -1,0 +1,50 @@
+"""A client whose daemon answers: verbs that start work start the daemon when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from lorad.client import Client
+from lorad.errors import DaemonUnreachable
+
+START_SECONDS = 20.0
+
+
+def connected() -> Client:
+    """A client of the home's daemon, started if need be. Raises DaemonUnreachable with the end of its log."""
+    client = Client()
+    try:
+        client.status()
+    except DaemonUnreachable:
+        start(client)
+    return client
+
+
+def start(client: Client) -> None:
+    """Start the daemon in the background and wait until it answers. Two at once are fine: one of them wins."""
+    home = client.home
+    home.daemon_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with home.daemon_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lorad.daemon"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=os.environ | {"LORAD_HOME": str(home.root)},
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            client.status()
+            return
+        except DaemonUnreachable:
+            if process.poll() not in (None, 0):
+                break
+            time.sleep(0.02)
+    tail = home.daemon_log.read_bytes()[-2000:].decode(errors="replace").strip()
+    raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")

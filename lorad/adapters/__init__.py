@@ -1,0 +1,1 @@
+"""Adapters outside of any backend: names, PEFT files, validation, version directories."""

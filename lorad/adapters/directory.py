@@ -1,0 +1,181 @@
+"""Durable, immutable directories: whole or not there, and every byte accounted for.
+
+Files are written into `.tmp-<name>-<uuid>` beside the final place, then fsync of each file, `manifest.json` last,
+fsync of the directory, rename, fsync of the parent. A crash at any point leaves the old state and a leftover that
+`sweep` removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import Conflict, IntegrityError, StorageError
+
+MANIFEST = "manifest.json"
+TEMPORARY = ".tmp-"
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up"}
+
+
+class FileFact(Struct, frozen=True):
+    """sha256 in hex."""
+
+    sha256: str
+    bytes: int
+
+
+class Manifest(Struct, frozen=True):
+    """`files` by their path below the directory, the manifest itself not among them; `facts` are the writer's.
+
+    sha256: of the other two, so that a damaged manifest is told from an intact one.
+    """
+
+    files: dict[str, FileFact]
+    facts: dict[str, Any]
+    sha256: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+
+def write_directory(final: Path, write: Callable[[Path], None], facts: Mapping[str, Any] | None = None) -> Manifest:
+    """Make `final` with what `write` puts into the directory that it is given.
+
+    Raises Conflict when `final` exists, StorageError when the disk does not take it, and whatever `write` raises; then
+    nothing is left behind.
+    """
+    temporary = begin(final)
+    try:
+        with _storage(final):
+            write(temporary)
+        return commit(temporary, final, facts)
+    except BaseException:
+        discard(temporary)
+        raise
+
+
+def begin(final: Path) -> Path:
+    """A new empty directory beside `final` to write into; end it with `commit` or `discard`."""
+    _refuse_existing(final)
+    temporary = final.parent / f"{TEMPORARY}{final.name}-{uuid.uuid4().hex[:12]}"
+    with _storage(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    return temporary
+
+
+def commit(temporary: Path, final: Path, facts: Mapping[str, Any] | None = None) -> Manifest:
+    """Make `temporary` durable and turn it into `final`. Raises Conflict, StorageError; `temporary` stays then."""
+    _refuse_existing(final)
+    with _storage(final):
+        manifest = _sealed({name: _fact(temporary / name) for name in sorted(_files(temporary))}, dict(facts or {}))
+        (temporary / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        for path in (*temporary.rglob("*"), temporary):
+            _fsync(path)
+        temporary.rename(final)
+        _fsync(final.parent)
+    return manifest
+
+
+def discard(temporary: Path) -> None:
+    """Remove what `begin` made."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Raises IntegrityError when it is missing or damaged."""
+    path = directory / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise IntegrityError(f"{path}: not readable: {error.strerror}", hint=_ELSEWHERE) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise IntegrityError(f"{path}: damaged: {error}", hint=_ELSEWHERE) from error
+    if _sealed(manifest.files, manifest.facts).sha256 != manifest.sha256:
+        raise IntegrityError(f"{path}: damaged: it does not have its own sha256", hint=_ELSEWHERE)
+    return manifest
+
+
+def verify(directory: Path) -> None:
+    """Re-hash every file. Raises IntegrityError naming the first that is missing, changed or unknown."""
+    manifest = read_manifest(directory)
+    there = set(_files(directory)) - {MANIFEST}
+    for name, fact in manifest.files.items():
+        if name not in there:
+            raise IntegrityError(f"{directory / name}: missing", hint=_ELSEWHERE)
+        if (found := _fact(directory / name)) != fact:
+            what = f"{found.bytes} bytes instead of {fact.bytes}" if found.bytes != fact.bytes else "changed bytes"
+            raise IntegrityError(
+                f"{directory / name}: {what}: sha256 {found.sha256}, not {fact.sha256}", hint=_ELSEWHERE
+            )
+    for name in sorted(there - set(manifest.files)):
+        raise IntegrityError(
+            f"{directory / name}: not in {MANIFEST}", hint="Move it away; these directories are immutable."
+        )
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove the leftovers of writers that died; only while nobody writes under `parent`. Returns what was removed."""
+    leftovers = sorted(parent.glob(f"{TEMPORARY}*"))
+    for leftover in leftovers:
+        discard(leftover)
+    return leftovers
+
+
+_ELSEWHERE = "Use another version or checkpoint; `lorad verify RUN` lists those that are whole."
+
+
+def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:
+    content = msgspec.json.encode([files, facts], order="deterministic")
+    return Manifest(files=files, facts=facts, sha256=hashlib.sha256(content).hexdigest())
+
+
+def _files(directory: Path) -> Iterator[str]:
+    """Paths of regular files below; raises IntegrityError for a link, which would escape the manifest."""
+    for path in directory.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise IntegrityError(f"{path}: neither a file nor a directory", hint="Replace it by the file itself.")
+        if path.is_file():
+            yield path.relative_to(directory).as_posix()
+
+
+def _fact(path: Path) -> FileFact:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileFact(sha256=digest, bytes=file.tell())
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_existing(final: Path) -> None:
+    if os.path.lexists(final):
+        raise Conflict(f"{final} exists already and is never replaced", hint="Choose another name, or remove it first.")
+
+
+@contextlib.contextmanager
+def _storage(final: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = _FULL.get(error.errno or 0, error.strerror or str(error))
+        hint = "Free some space (`lorad gc`)" if error.errno in _FULL else "Check the directory and its mode"
+        raise StorageError(
+            f"{final} could not be written: {reason}", hint=f"{hint}, or set `storage` in config.yaml; then resume."
+        ) from error

@@ -1,0 +1,200 @@
+"""Adapters as PEFT directories: `adapter_model.safetensors` and `adapter_config.json`.
+
+What is written loads in peft, SGLang and vLLM. What is read is refused unless it means exactly one `Adapter`: servers
+load adapters with wrong ranks, missing halves or unknown parts without a word and then answer with the wrong model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
+from lorad.adapters.targets import entry_matches, leaf
+from lorad.adapters.tensors import read_tensors
+from lorad.errors import AdapterRefused
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+PICKLES = ("adapter_model.bin", "adapter_model.pt", "pytorch_model.bin")
+_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+_LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
+
+# Settings that change what an adapter computes, the values that change nothing, and what to do about the others.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "peft_type": (("LORA",), "only LoRA adapters are loaded; train one with peft's LoraConfig"),
+    "use_dora": ((None, False), "DoRA's magnitudes have no place in an engine; train with use_dora=False"),
+    "bias": ((None, "none"), "biases are not adapted; train with bias='none'"),
+    "lora_bias": ((None, False), "biases are not adapted; train with lora_bias=False"),
+    "modules_to_save": ((None, []), "whole modules do not fit an adapter; train with modules_to_save=None"),
+    "rank_pattern": ((None, {}), "one rank holds for all modules; train without rank_pattern"),
+    "alpha_pattern": ((None, {}), "one alpha holds for all modules; train without alpha_pattern"),
+    "layer_replication": ((None, []), "replicated layers change the base; train without layer_replication"),
+    "trainable_token_indices": ((None, [], {}), "embeddings are not adapted; train without trainable_token_indices"),
+    "target_parameters": ((None, []), "only linear modules are adapted; use target_modules"),
+    "use_qalora": ((None, False), "QALoRA pools the input; train with use_qalora=False"),
+    "fan_in_fan_out": ((None, False), "weights stored as (in, out) are not read; train with fan_in_fan_out=False"),
+}
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+
+
+def write_peft(adapter: Adapter, directory: Path, base_model: str) -> None:
+    """Write the two files of `adapter` into an existing directory; `base_model` is what users load it on."""
+    (directory / WEIGHTS).write_bytes(adapter.serialized())
+    (directory / CONFIG).write_text(json.dumps(_config(adapter.config, base_model), indent=2, sort_keys=True) + "\n")
+
+
+def read_peft(directory: Path) -> Adapter:
+    """The adapter of a PEFT directory, upcast to fp32.
+
+    Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like, damaged files,
+    ranks that contradict the configuration, and modules of which a half or a layer is missing.
+    """
+    settings = _read_settings(directory)
+    tensors = read_tensors(_weights(directory))
+    named = {_logical(name, directory): array for name, array in tensors.items()}
+    modules = _paired_modules(named, directory)
+    _check_ranks(named, settings["r"], directory)
+    _check_targets(modules, settings, directory)
+    return Adapter(
+        config=AdapterConfig(
+            rank=settings["r"],
+            alpha=float(settings["lora_alpha"]),
+            modules=modules,
+            rslora=bool(settings.get("use_rslora")),
+            dropout=float(settings.get("lora_dropout") or 0.0),
+        ),
+        tensors={name: named[name] for name in sorted(named)},
+    )
+
+
+def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
+    return {
+        "base_model_name_or_path": base_model,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": config.rank,
+        "target_modules": _target_names(config.modules),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": config.rslora,
+    }
+
+
+def _target_names(modules: tuple[str, ...]) -> list[str]:
+    """Leaf names where they mean exactly `modules` in layers 0 to n - 1, else the full names."""
+    numbers = {int(found.group()) for module in modules if (found := _LAYER.search(module))}
+    leaves = sorted({leaf(module) for module in modules})
+    even = numbers == set(range(len(numbers))) and _named_by(leaves, modules) == set(modules)
+    return leaves if even else list(modules)
+
+
+def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
+    """The modules that `targets` name when every layer has what any layer has."""
+    numbers = {found.group() for module in modules if (found := _LAYER.search(module))}
+    everywhere = {_LAYER.sub(number, module) for module in modules for number in numbers} | set(modules)
+    return {module for module in everywhere if any(entry_matches(target, module) for target in targets)}
+
+
+def _read_settings(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG
+    try:
+        settings = json.loads(path.read_bytes())
+    except OSError as error:
+        raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="give a PEFT adapter directory") from error
+    except (ValueError, RecursionError) as error:
+        raise AdapterRefused(f"{path}: not JSON: {error}", hint="export the adapter again") from error
+    if not isinstance(settings, dict):
+        raise AdapterRefused(f"{path}: not a JSON object", hint="export the adapter again")
+    for key, (harmless, advice) in _REFUSED.items():
+        if settings.get(key, harmless[0]) not in harmless:
+            raise AdapterRefused(f"{path}: {key} is {settings[key]!r}", hint=advice)
+    if str(settings.get("init_lora_weights")).lower().startswith(_CHANGES_BASE):
+        advice = "save it with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
+        raise AdapterRefused(f"{path}: {settings['init_lora_weights']} changed the base itself", hint=advice)
+    _check_numbers(settings, path)
+    return settings
+
+
+def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
+    rank, alpha, dropout = settings.get("r"), settings.get("lora_alpha"), settings.get("lora_dropout") or 0.0
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise AdapterRefused(f"{path}: r is {rank!r}, not a positive integer", hint="export the adapter again")
+    if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+        raise AdapterRefused(f"{path}: lora_alpha is {alpha!r}, not a positive number", hint="export the adapter again")
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise AdapterRefused(f"{path}: lora_dropout is {dropout!r}, not in [0, 1)", hint="export the adapter again")
+
+
+def _weights(directory: Path) -> Path:
+    path = directory / WEIGHTS
+    pickles = [name for name in PICKLES if (directory / name).exists()]
+    if not path.is_file() and pickles:
+        raise AdapterRefused(
+            f"{directory / pickles[0]}: pickled weights are never read, they could run code",
+            hint=f"load it with peft and save_pretrained(safe_serialization=True), which writes {WEIGHTS}",
+        )
+    return path
+
+
+def _logical(name: str, directory: Path) -> str:
+    if name.startswith(PEFT_PREFIX) and _KEY.fullmatch(name):
+        return name.removeprefix(PEFT_PREFIX)
+    expected = f"{PEFT_PREFIX}<module>.lora_A.weight or …lora_B.weight"
+    raise AdapterRefused(
+        f"{directory / WEIGHTS}: {name} is no LoRA weight ({expected})", hint="save it with peft's save_pretrained"
+    )
+
+
+def _paired_modules(tensors: Mapping[str, np.ndarray], directory: Path) -> tuple[str, ...]:
+    halves: dict[str, set[str]] = {}
+    for name in tensors:
+        found = _KEY.fullmatch(name)
+        assert found is not None
+        halves.setdefault(found["module"], set()).add(found["half"])
+    if not halves:
+        raise AdapterRefused(f"{directory / WEIGHTS}: it holds no tensor", hint="export the adapter again")
+    for module, there in sorted(halves.items()):
+        if missing := {"A", "B"} - there:
+            name = f"{module}.lora_{missing.pop()}.weight"
+            raise AdapterRefused(f"{directory / WEIGHTS}: {name} is missing", hint="export the adapter again")
+    return tuple(sorted(halves))
+
+
+def _check_ranks(tensors: Mapping[str, np.ndarray], rank: int, directory: Path) -> None:
+    for name, array in tensors.items():
+        axis = 0 if ".lora_A." in name else 1
+        if array.ndim != 2 or array.shape[axis] != rank:
+            raise AdapterRefused(
+                f"{directory / WEIGHTS}: {name} has shape {list(array.shape)} but {CONFIG} says r = {rank}",
+                hint="the two files are not of the same adapter: export it again",
+            )
+
+
+def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], directory: Path) -> None:
+    """A list of target_modules names the tensors, all of them and no others (a string is a regular expression)."""
+    listed, excluded = settings.get("target_modules"), settings.get("exclude_modules")
+    if not isinstance(listed, list):
+        return
+    targets = [str(target) for target in listed]
+    skipped = _named_by([str(name) for name in excluded], modules) if isinstance(excluded, list) else set()
+    for target in targets:
+        if not any(entry_matches(target, module) for module in modules):
+            raise AdapterRefused(
+                f"{directory / WEIGHTS}: no tensor for {target} of target_modules", hint="export the adapter again"
+            )
+    for module in sorted((_named_by(targets, modules) - skipped) ^ set(modules)):
+        there = "is there but not in" if module in modules else "is missing and in"
+        raise AdapterRefused(
+            f"{directory / WEIGHTS}: {module} {there} target_modules {targets}", hint="export the adapter again"
+        )

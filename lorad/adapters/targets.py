@@ -1,0 +1,112 @@
+"""Which linears an adapter is put on: Hugging Face, Megatron and wildcard names -> logical module names.
+
+An entry is one of
+- `all-linear`: every linear but `lm_head`;
+- a name or the end of one, as PEFT matches it: `q_proj`, `self_attn.q_proj`, `model.layers.0.self_attn.q_proj`;
+- the same in Megatron's words: `linear_qkv`, `linear_fc1`, or the canonical `linear_q`, `linear_fc1_gate`;
+- a wildcard over the full name: `*.layers.0.*.q_proj`, `*.layers.0.*.linear_qkv`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from lorad.errors import SpecError
+
+ALL_LINEAR = "all-linear"
+HEAD = "lm_head"
+MEGATRON: dict[str, tuple[str, ...]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_q": ("q_proj",),
+    "linear_k": ("k_proj",),
+    "linear_v": ("v_proj",),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc1_gate": ("gate_proj",),
+    "linear_fc1_up": ("up_proj",),
+    "linear_fc2": ("down_proj",),
+    "output_layer": (HEAD,),
+}
+_MEGATRON_PATH = {"decoder": "model", "self_attention": "self_attn"}
+_WILD = frozenset("*?[")
+
+
+def match_modules(
+    shapes: Mapping[str, tuple[int, int]],
+    target_modules: str | Sequence[str],
+    exclude_modules: str | Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
+
+    `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that matches
+    nothing (but `lm_head` may be excluded where there is none) and when no module is left.
+    """
+    wanted = _matched(shapes, target_modules, "lora.target_modules")
+    excluded = _matched(shapes, exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer"))
+    if not wanted - excluded:
+        raise SpecError(
+            f"lora.target_modules: no module is left of {_shown(target_modules)} without {_shown(exclude_modules)}",
+            hint=f"name other modules; there are {', '.join(_leaves(shapes))}",
+        )
+    return tuple(sorted(wanted - excluded))
+
+
+def leaf(name: str) -> str:
+    """`model.layers.0.self_attn.q_proj` -> `q_proj`."""
+    return name.rpartition(".")[2]
+
+
+def entry_matches(entry: str, name: str) -> bool:
+    """Whether one entry, `all-linear` included, names the module `name`."""
+    if entry == ALL_LINEAR:
+        return leaf(name) != HEAD
+    return any(_matches(pattern, name) for pattern in _hugging_face(entry))
+
+
+def entries(modules: str | Sequence[str]) -> list[str]:
+    """The entries of a list or of a comma string."""
+    parts = modules.split(",") if isinstance(modules, str) else modules
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _matched(
+    shapes: Iterable[str], modules: str | Sequence[str], key: str, may_lack: tuple[str, ...] = ()
+) -> frozenset[str]:
+    names = list(shapes)
+    found: set[str] = set()
+    for entry in entries(modules):
+        matches = {name for name in names if entry_matches(entry, name)}
+        if not matches and entry not in may_lack:
+            raise SpecError(f"{key}: {entry!r} matches no linear of the model", hint=_advice(entry, names))
+        found |= matches
+    return frozenset(found)
+
+
+def _hugging_face(entry: str) -> list[str]:
+    """The same entry in Hugging Face's words; a fused Megatron linear becomes several."""
+    *path, last = entry.split(".")
+    prefix = [_MEGATRON_PATH.get(part, part) if last in MEGATRON else part for part in path]
+    return [".".join([*prefix, name]) for name in MEGATRON.get(last, (last,))]
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if _WILD & set(pattern):
+        return fnmatchcase(name, pattern)
+    return name == pattern or name.endswith(f".{pattern}")
+
+
+def _advice(entry: str, names: list[str]) -> str:
+    leaves = _leaves(names)
+    near = difflib.get_close_matches(entry, [*leaves, *MEGATRON, ALL_LINEAR, *names], n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return f"{guess}there are {', '.join(leaves)}, Megatron's names for them, {ALL_LINEAR}, and wildcards with *"
+
+
+def _leaves(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(leaf(name) for name in names))
+
+
+def _shown(modules: str | Sequence[str]) -> str:
+    return ", ".join(entries(modules)) or "nothing"

@@ -1,0 +1,91 @@
+"""Reading a safetensors file that somebody else wrote: every claim of its header is checked before it is believed.
+
+Format: 8 bytes little-endian header length, JSON header, data; see the safetensors project's README. Unlike
+`safetensors.numpy`, this reads bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lorad.errors import AdapterRefused
+
+HEADER_LIMIT = 32 << 20  # bytes; 14 thousand tensors of a large mixture of experts need 5 MiB
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+DAMAGED = "the file is damaged or incomplete: copy or export it again"
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of `path` as a fp32 array of its own. Raises AdapterRefused that names the file and the tensor."""
+    try:
+        content = memoryview(path.read_bytes())
+    except OSError as error:
+        raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="check the path and its mode") from error
+    header, data = _split(content, path)
+    spans = {name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"}
+    _check_cover(list(spans.values()), len(data), path)
+    return {name: _array(header[name], data[start:end]) for name, (start, end) in spans.items()}
+
+
+def _split(content: memoryview, path: Path) -> tuple[dict[str, Any], memoryview]:
+    if len(content) < 8:
+        raise AdapterRefused(f"{path}: {len(content)} bytes are no safetensors file", hint=DAMAGED)
+    (length,) = struct.unpack("<Q", content[:8])
+    if length > min(HEADER_LIMIT, len(content) - 8):
+        raise AdapterRefused(f"{path}: its header claims {length} bytes of {len(content)}", hint=DAMAGED)
+    try:
+        header = json.loads(bytes(content[8 : 8 + length]), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise AdapterRefused(f"{path}: its header is not JSON: {error}", hint=DAMAGED) from error
+    if not isinstance(header, dict):
+        raise AdapterRefused(f"{path}: its header is no JSON object", hint=DAMAGED)
+    return header, content[8 + length :]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
+    """(start, end) of one tensor's bytes, equal to what its shape and dtype need."""
+    try:
+        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        sound = all(type(n) is int and n >= 0 for n in (*shape, start, end))
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise AdapterRefused(f"{path}: the header's entry of {name} is malformed", hint=DAMAGED)
+    if dtype not in ITEM_BYTES:
+        raise AdapterRefused(f"{path}: {name} is {dtype}", hint=f"save the adapter as one of {', '.join(ITEM_BYTES)}")
+    if end - start != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise AdapterRefused(f"{path}: {name} has {end - start} bytes for shape {shape} of {dtype}", hint=DAMAGED)
+    return start, end
+
+
+def _check_cover(spans: list[tuple[int, int]], size: int, path: Path) -> None:
+    """The tensors fill the data exactly: no hole, no overlap, nothing behind."""
+    position = 0
+    for start, end in sorted(spans):
+        if start != position:
+            raise AdapterRefused(f"{path}: its tensors overlap or leave a hole at byte {position}", hint=DAMAGED)
+        position = end
+    if position != size:
+        raise AdapterRefused(f"{path}: its tensors take {position} bytes but it has {size}", hint=DAMAGED)
+
+
+def _array(entry: Any, data: memoryview) -> np.ndarray:
+    if entry["dtype"] == "BF16":  # the upper half of a float32
+        bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+        values = bits.view(np.float32)
+    else:
+        values = np.frombuffer(data, "<f4" if entry["dtype"] == "F32" else "<f2").astype(np.float32)
+    return values.reshape(entry["shape"])

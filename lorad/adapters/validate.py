@@ -1,0 +1,64 @@
+"""Whether an adapter fits a base: checked before any engine sees it, because engines do not check.
+
+SGLang dies of a wrong width at the first request; vLLM serves it; one NaN adapter poisons its neighbours' answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.errors import AdapterRefused
+
+OTHER_BASE = "was it made for another base?"
+
+
+def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Raises AdapterRefused, naming the tensor, unless `adapter` is whole, finite, fp32 and fits `shapes`.
+
+    `shapes`: (out, in) of every linear of the base by logical name. Nothing is changed.
+    """
+    wanted = expected_shapes(adapter.config, shapes)
+    _check_keys(adapter, wanted)
+    for name, shape in wanted.items():
+        tensor = adapter.tensors[name]
+        if tensor.shape != shape:
+            _refuse(
+                f"{name} has shape {list(tensor.shape)}, the base needs {list(shape)}", "was it made for another base?"
+            )
+        if tensor.dtype != np.float32:
+            _refuse(f"{name} is {tensor.dtype}, not float32", "export it in fp32")
+        if not np.isfinite(tensor).all():
+            _refuse(f"{name} holds {_count(tensor)}", "lower the learning rate, or start from an earlier version")
+
+
+def expected_shapes(config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The shape of every tensor that an adapter of `config` has. Raises AdapterRefused for an unknown module."""
+    expected: dict[str, tuple[int, int]] = {}
+    for module in config.modules:
+        if module not in shapes:
+            _refuse(f"the base has no linear {module}", OTHER_BASE)
+        out, width = shapes[module]
+        expected[f"{module}.lora_A.weight"] = (config.rank, width)
+        expected[f"{module}.lora_B.weight"] = (out, config.rank)
+    return expected
+
+
+def _check_keys(adapter: Adapter, wanted: Mapping[str, tuple[int, int]]) -> None:
+    if not wanted:
+        _refuse("it adapts no module", "name some in lora.target_modules")
+    if missing := sorted(set(wanted) - set(adapter.tensors)):
+        _refuse(f"{missing[0]} is missing ({len(missing)} of {len(wanted)} tensors)", "export it again")
+    if extra := sorted(set(adapter.tensors) - set(wanted)):
+        _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
+
+
+def _count(tensor: np.ndarray) -> str:
+    bad = np.count_nonzero(~np.isfinite(tensor))
+    return f"{bad} of {tensor.size} values that are NaN or infinite"
+
+
+def _refuse(what: str, hint: str) -> None:
+    raise AdapterRefused(f"the adapter does not fit: {what}", hint=hint)

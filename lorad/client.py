@@ -1,0 +1,204 @@
+"""The daemon's API, one method per request: HTTP with JSON over a Unix socket. Standard library only.
+
+Every method raises DaemonUnreachable when no daemon answers, and otherwise the error that the daemon sent (see
+`lorad.errors`). JSON keys are those of the design; the shapes are told here, once:
+
+- run       {name, state, reason, detail, waiting, step, steps, reward, eval_first, eval_last, version, owner, pool,
+             created_at, started_at, ended_at, attempt, rates: {tokens_per_second, step_seconds}}
+            state: lorad.states.RunState; reason: EndReason or null; detail: why it ended, in words; waiting: why it is
+            queued, in words; reward: mean of the last step; version: the current version's number
+- show      a run plus {directory, spec, processes: [{role, pid}], attempts: [{attempt, started_at, ended_at,
+             resumed_from, exit_code, signal, reason}], warnings: [str]}
+- step      {step, attempt, at, version, metrics: {reward, reward_std, loss, kl, entropy, grad_norm, lr, clip_fraction,
+             logprob_difference, response_length, truncated, zero_variance_groups, failed_rewards, tokens,
+             tokens_per_second, seconds, seconds_sample, seconds_score, seconds_train, seconds_publish, …}}
+- eval      {step, attempt, at, version, score, problems}
+- version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
+- checkpoint {run, step, version, path, bytes, created_at}
+- pool      {pool, state, model, pid, device, mode, tenants, loaded, engine_tokens_per_second, memory_bytes, idle_seconds}
+- device    {device, name, memory_total, memory_used, pool}
+- event     {id, at, run, kind, data}: kind is `state`, or a journal kind (step, eval, version, checkpoint, end, …)
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from lorad.errors import DaemonUnreachable, from_wire
+from lorad.paths import Home, default_home
+
+Json = dict[str, Any]
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float | None) -> None:
+        super().__init__("lorad", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Client:
+    """Talks to the daemon of one home. Cheap to make; safe to use from several threads (a connection per request)."""
+
+    def __init__(self, home: Home | None = None, *, timeout: float = 120.0) -> None:
+        self.home = home or Home(default_home())
+        self.timeout = timeout
+
+    # -- the daemon ------------------------------------------------------------------------------------------------
+    def status(self) -> Json:
+        """{pid, version, home, started_at, gateway, runs: {state: count}, database: {schema, bytes}}."""
+        return self._get("/v1/status")
+
+    def shutdown(self) -> Json:
+        """Ask the daemon to exit; runs and pools go on."""
+        return self._post("/v1/shutdown", {})
+
+    def pools(self) -> list[Json]:
+        return self._list("/v1/pools")
+
+    def stop_pool(self, pool: str) -> Json:
+        """End an idle pool. Raises Conflict while a run uses it."""
+        return self._delete(f"/v1/pools/{quote(pool)}")
+
+    def devices(self) -> list[Json]:
+        return self._list("/v1/devices")
+
+    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Json]:
+        """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of kind
+        `idle` comes every few seconds when nothing happens, so that a reader can look up."""
+        query = {"after": after} | ({"run": run} if run else {})
+        yield from self._stream("GET", f"/v1/events?{urlencode(query)}", None)
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+    def run(self, spec: str, *, source: str, cwd: str, overrides: list[str], name: str | None) -> Json:
+        """Check (preflight) and queue a run: a run. `source`: the file's name for messages; `cwd`: for its paths."""
+        body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name}
+        return self._post("/v1/runs", body)
+
+    def list(self, *, all: bool = False) -> list[Json]:
+        """Runs, newest first; without `all`, active ones and those of the last day."""
+        return self._list(f"/v1/runs?all={int(all)}")
+
+    def show(self, run: str) -> Json:
+        return self._get(f"/v1/runs/{quote(run)}")
+
+    def resume(self, run: str, *, step: int | None = None, steps: int | None = None) -> Json:
+        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run."""
+        return self._post(f"/v1/runs/{quote(run)}/resume", {"step": step, "steps": steps})
+
+    def pause(self, run: str) -> Json:
+        return self._post(f"/v1/runs/{quote(run)}/pause", {})
+
+    def stop(self, run: str) -> Json:
+        return self._post(f"/v1/runs/{quote(run)}/stop", {})
+
+    def kill(self, run: str) -> Json:
+        return self._post(f"/v1/runs/{quote(run)}/kill", {})
+
+    def remove(self, run: str) -> Json:
+        """Delete an ended or paused run with its directory."""
+        return self._delete(f"/v1/runs/{quote(run)}")
+
+    def steps(self, run: str, *, after: int = 0, limit: int = 10000) -> list[Json]:
+        """Steps of the surviving lineage with step > after, in order."""
+        return self._list(f"/v1/runs/{quote(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
+
+    def evals(self, run: str) -> list[Json]:
+        return self._list(f"/v1/runs/{quote(run)}/evals")
+
+    def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> list[Json]:
+        """Of one step (default: the last): {step, version, prompt_id, index, prompt, completion, answer, reward,
+        advantage, finish, error, tokens, logprobs}."""
+        query = {"limit": limit} | ({} if step is None else {"step": step})
+        return self._list(f"/v1/runs/{quote(run)}/samples?{urlencode(query)}")
+
+    def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> Json:
+        """{text, offset, size}: from a byte offset (negative: from the end); `offset` is where to go on."""
+        query = urlencode({"of": of, "offset": offset, "limit": limit})
+        return self._get(f"/v1/runs/{quote(run)}/logs?{query}")
+
+    # -- versions --------------------------------------------------------------------------------------------------
+    def adapters(self, run: str | None = None) -> list[Json]:
+        return self._list(f"/v1/versions?{urlencode({'run': run} if run else {})}")
+
+    def checkpoints(self, run: str) -> list[Json]:
+        return self._list(f"/v1/runs/{quote(run)}/checkpoints")
+
+    def export(self, version: str, directory: str) -> Json:
+        """Copy a version, verified, as a PEFT directory: {version, path, sha256}. `version`: run@number."""
+        return self._post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory})
+
+    def generate(self, version: str, prompt: str, sampling: Json) -> Json:
+        """{version, completions: [{text, tokens, finish}]}; sampling: {n, temperature, top_p, top_k, max_new_tokens,
+        seed, stop}. `version`: run@number, or a run's name for its current version."""
+        return self._post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling})
+
+    # -- transport -------------------------------------------------------------------------------------------------
+    def _get(self, path: str) -> Json:
+        return self._one("GET", path, None)
+
+    def _post(self, path: str, body: Json) -> Json:
+        return self._one("POST", path, body)
+
+    def _delete(self, path: str) -> Json:
+        return self._one("DELETE", path, None)
+
+    def _list(self, path: str) -> list[Json]:
+        answer = self._one("GET", path, None)
+        items: list[Json] = answer["items"]
+        return items
+
+    def _one(self, method: str, path: str, body: Json | None) -> Json:
+        connection, response = self._request(method, path, body)
+        try:
+            answer: Json = json.loads(response.read())
+        finally:
+            connection.close()
+        return answer
+
+    def _stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
+        connection, response = self._request(method, path, body)
+        try:
+            for line in response:
+                yield json.loads(line)
+        except (OSError, http.client.HTTPException) as error:
+            raise DaemonUnreachable(f"the daemon went away: {error}") from error
+        finally:
+            connection.close()
+
+    def _request(
+        self, method: str, path: str, body: Json | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = _UnixConnection(self.home.socket, self.timeout)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise DaemonUnreachable(
+                f"no daemon answers on {self.home.socket}: {error}", hint="Start it with `lorad daemon start`."
+            ) from error
+        if response.status >= 400:
+            text = response.read()
+            connection.close()
+            raise from_wire(_error_body(text, response.status))
+        return connection, response
+
+
+def _error_body(text: bytes, status: int) -> dict[str, str]:
+    try:
+        error: dict[str, str] = json.loads(text)["error"]
+        return error
+    except (ValueError, KeyError, TypeError):
+        return {"kind": "LoradError", "message": f"the daemon answered {status}: {text[:200]!r}", "hint": ""}

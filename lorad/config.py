@@ -1,0 +1,39 @@
+"""`config.yaml` of a home: what holds for every run of a box. Frozen; unknown keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import SpecError
+
+
+class Backend(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a backend lives: a Python interpreter of its own, or a class of the user's (`module:Class`)."""
+
+    python: str | None = None
+    engine: str | None = None
+    trainer: str | None = None
+    pythonpath: str | None = None
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """idle_timeout: seconds that a pool without runs stays warm."""
+
+    storage: Path | None = None  # bulk files of runs; None: in the home itself
+    idle_timeout: float = 600.0
+    backends: dict[str, Backend] = {}
+
+
+def load(path: Path) -> Config:
+    """The configuration in `path`; the defaults when there is none. Raises SpecError."""
+    import yaml
+
+    if not path.exists():
+        return Config()
+    try:
+        return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config)
+    except (msgspec.ValidationError, yaml.YAMLError) as error:
+        raise SpecError(f"{path}: {error}", hint="Mend or remove that key; see README, section Configuration.") from None

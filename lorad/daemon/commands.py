@@ -1,0 +1,40 @@
+"""The command lines of every process that the daemon starts: one place, replaced by tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import lorad
+from lorad.paths import Home
+
+PACKAGE_PARENT = Path(lorad.__file__).resolve().parent.parent
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", name)  # -P: nothing in the working directory shadows a module
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Each is followed by a directory (driver: its attempt's, pool: the pool's); the preflight reads standard input."""
+
+    driver: tuple[str, ...] = _module("lorad.driver")
+    pool: tuple[str, ...] = _module("lorad.pool")
+    preflight: tuple[str, ...] = _module("lorad.driver.preflight")
+
+    def environment(self, home: Home, *, threads: int = 1, pythonpath: str | None = None) -> dict[str, str]:
+        """What is added to the daemon's own environment. OMP_*: must be set before torch is imported."""
+        inherited = os.environ.get("PYTHONPATH", "")
+        paths = [str(PACKAGE_PARENT), *filter(None, (pythonpath, inherited))]
+        return {
+            "LORAD_HOME": str(home.root),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(os.pathsep.join(paths).split(os.pathsep))),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "passive",
+            "TOKENIZERS_PARALLELISM": "false",
+        }

@@ -1,0 +1,229 @@
+"""The processes that the daemon starts through shims, adopts after its own death, and signals without a doubt.
+
+A process is known by (boot id, pid, start time), never by its pid alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal as signals
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lorad.daemon import shim
+from lorad.paths import AttemptDir
+
+SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What is known of one process life.
+
+    phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal is known),
+    or `vanished` (it is gone, or can no more come to be, and nobody knows how).
+    """
+
+    phase: Literal["absent", "starting", "alive", "exited", "vanished"]
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.phase in ("starting", "alive")
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("exited", "vanished")
+
+    def in_words(self) -> str:
+        """How it ended: "exited with code 1", "was killed by SIGKILL"."""
+        if self.signal is not None:
+            return f"was killed by {signals.Signals(self.signal).name}"
+        if self.exit_code is not None:
+            return f"exited with code {self.exit_code}"
+        return "vanished without an exit code" if self.phase == "vanished" else f"is {self.phase}"
+
+
+class Processes:
+    """Starts, inspects and signals processes by their attempt directories."""
+
+    def __init__(self) -> None:
+        self._shims: dict[Path, subprocess.Popen[bytes]] = {}  # of this daemon; one of a dead daemon is not ours
+
+    def start(
+        self,
+        attempt: AttemptDir,
+        argv: Sequence[str],
+        env: Mapping[str, str | None],
+        cwd: Path,
+        *,
+        locks: Sequence[Path] = (),
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start a process in a fresh attempt directory. `env` is added to the daemon's own; None removes a name.
+
+        Raises OSError when the shim cannot be started. What becomes of the process: `inspect`.
+        """
+        attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        command = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "locks": [str(path) for path in locks]}
+        write_json(attempt.command, command | dict(about or {}))
+        quiet = subprocess.DEVNULL
+        self._shims[attempt.root] = subprocess.Popen(
+            [*SHIM, str(attempt.root)], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+
+    def inspect(self, attempt: AttemptDir) -> ProcessState:
+        """What became of the process of `attempt`. Once this daemon's shim for it failed, nothing ever starts there."""
+        ours = attempt.root in self._shims
+        shim_lives = self._shim_lives(attempt)
+        status = read_status(attempt)
+        if status is None:
+            if shim_lives or is_locked(attempt):
+                return ProcessState("starting")
+            if not ours:
+                return ProcessState("absent")
+            condemn(attempt)
+            status = read_status(attempt)
+        return ProcessState("starting") if status is None else judge(attempt, status)
+
+    def signal(self, attempt: AttemptDir, number: int) -> bool:
+        """Send a signal to the process; False when it is not there. A reused pid is never touched."""
+        status = read_status(attempt)
+        if status is None or status["ended_at"] is not None:
+            return False
+        try:
+            fd = os.pidfd_open(status["pid"])
+        except ProcessLookupError:
+            return False
+        try:
+            if not is_same(status["pid"], status["start_time"], status["boot_id"]):
+                return False
+            signals.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def kill_group(self, attempt: AttemptDir) -> bool:
+        """SIGKILL to the process and all of its group; False when it is not there. Its shim lives to tell."""
+        status = read_status(attempt)
+        if status is None or not is_same(status["pid"], status["start_time"], status["boot_id"]):
+            return False
+        try:
+            os.killpg(status["pid"], signals.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def watch(self, attempt: AttemptDir) -> int | None:
+        """A pidfd that becomes readable when the shim is gone (then the end is written down); the caller closes it."""
+        status = read_status(attempt)
+        child = self._shims.get(attempt.root)
+        pid = child.pid if child else status["shim_pid"] if status else 0
+        if not pid:
+            return None
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            return None
+
+    def _shim_lives(self, attempt: AttemptDir) -> bool:
+        child = self._shims.get(attempt.root)
+        return child is not None and child.poll() is None
+
+
+def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
+    pid = status["pid"]
+    if status["ended_at"] is None:
+        shim_is_there = is_same(status["shim_pid"], status["shim_start_time"], status["boot_id"])
+        if is_same(pid, status["start_time"], status["boot_id"]) or shim_is_there:
+            return ProcessState("alive", pid)
+        status = read_status(attempt) or status  # its shim may have written the end just now
+    known = pid is not None and status["ended_at"] is not None
+    return ProcessState("exited" if known else "vanished", pid, status["exit_code"], status["signal"])
+
+
+def is_locked(attempt: AttemptDir) -> bool:
+    try:
+        with open(attempt.lock) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def condemn(attempt: AttemptDir) -> None:
+    """Make sure that no process ever begins in an attempt directory; nothing happens where one has begun."""
+    attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(attempt.lock, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        if not attempt.status.exists():
+            never = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
+            write_json(attempt.status, {**never, "boot_id": "", "ended_at": time.time()})
+
+
+def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
+    """The status that the shim wrote; None when there is none."""
+    for _ in range(3):  # the shim may be overwriting it right now
+        try:
+            status: dict[str, Any] = json.loads(attempt.status.read_bytes())
+            return status
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            time.sleep(0.001)
+    return None
+
+
+def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
+    """The process that was given this pid, and not a later one, lives (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time and shim.boot_id() == boot_id
+
+
+def attempts_under(parent: Path) -> Iterator[AttemptDir]:
+    """The attempt directories of a run or pool directory, oldest first."""
+    directory = parent / "attempts"
+    for entry in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if entry.name.isdigit():
+            yield AttemptDir(entry)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Put a small JSON file in place, whole and on disk."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        json.dump(data, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def log_tail(path: Path, lines: int = 1) -> str:
+    """The last non-empty lines of a log; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])

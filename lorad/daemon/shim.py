@@ -1,0 +1,212 @@
+"""Starts one process and keeps what became of it: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
+
+The shim outlives the daemon. It holds a file lock on the attempt directory, which the child inherits, so that the lock
+is held while either lives; it writes `status.json` before the child's first instruction and its end into the same
+bytes, so that a full disk does not lose it. A directory is used once: a second shim starts nothing.
+
+`command.json` is {argv, env, cwd, locks}: `env` is added to the shim's own environment (null removes a name), `locks`
+are further files whose locks the child holds for its life. Exit codes of the shim itself: those of EX_* below.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would double the start-up
+    from typing import Any
+
+EX_LOCKED = 75  # another shim or its child has the directory, or a lock of `locks` is taken
+EX_USED = 76  # the directory had its life
+EX_BROKEN = 77  # no command, or no room for the status
+EX_EXEC = 127  # the child's program could not be executed; this is the child's exit code
+STATUS_BYTES = 512  # allocated at once, overwritten in place at the end
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+
+
+def main() -> int:
+    root = sys.argv[1]
+    new_session()
+    if not take_lock(os.path.join(root, "lock")):
+        return EX_LOCKED
+    if os.path.exists(os.path.join(root, "status.json")):
+        return EX_USED
+    redirect(os.path.join(root, "log"))
+    try:
+        with open(os.path.join(root, "command.json")) as file:
+            command = json.load(file)
+        if not all(take_lock(path) for path in command.get("locks", [])):
+            return EX_LOCKED
+        return live(root, command)
+    except (OSError, ValueError) as error:
+        print(f"lorad: {root}: nothing was started: {error}", file=sys.stderr)
+        return EX_BROKEN
+
+
+def live(root: str, command: dict[str, Any]) -> int:
+    """The child's whole life. It waits for its status to be on disk before it becomes the program."""
+    block_signals()
+    gate, opened = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(opened)
+        become(command, gate)
+    forward_signals(child)
+    os.close(gate)
+    status = born(child)
+    fd = write_status(root, status)
+    os.write(opened, b"!")
+    os.close(opened)
+    code = wait(child)
+    status.update(died(code))
+    overwrite(fd, status)
+    return 0
+
+
+def become(command: dict[str, Any], gate: int) -> None:
+    """In the child: a session of its own, clean signals, then the program. Without the gate's byte: nothing."""
+    try:
+        os.setsid()
+        for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if os.read(gate, 1):
+            os.close(gate)
+            added = command.get("env", {})
+            env = {k: v for k, v in {**os.environ, **added}.items() if v is not None}
+            os.chdir(command.get("cwd") or "/")
+            os.execvpe(command["argv"][0], command["argv"], env)
+    except BaseException as error:
+        os.write(2, f"lorad: cannot start {command.get('argv')}: {error}\n".encode())
+    finally:
+        os._exit(EX_EXEC)
+
+
+def wait(child: int) -> int:
+    """The child's wait status. What is left of its process group is killed while its pid cannot be used again."""
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    block_signals()
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    return os.waitpid(child, 0)[1]
+
+
+def new_session() -> None:
+    try:
+        os.setsid()
+    except PermissionError:
+        pass  # the leader of a group already, with a session of its own
+
+
+def take_lock(path: str) -> bool:
+    """Lock `path` for this process and its child; False when somebody else has it."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    os.set_inheritable(fd, True)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        print(f"lorad: {path} is locked by another process", file=sys.stderr)
+        return False
+    return True
+
+
+def redirect(log: str) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(fd, target)
+    for fd in (null, out):
+        if fd > 2:
+            os.close(fd)
+
+
+def block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+
+
+def forward_signals(child: int) -> None:
+    def forward(number: int, _: object) -> None:
+        try:
+            os.kill(child, number)
+        except ProcessLookupError:
+            pass
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def born(child: int) -> dict[str, Any]:
+    me = os.getpid()
+    return {
+        "shim_pid": me,
+        "shim_start_time": start_time(me),
+        "pid": child,
+        "start_time": start_time(child),
+        "boot_id": boot_id(),
+        "started_at": time.time(),
+        "exit_code": None,
+        "signal": None,
+        "ended_at": None,
+    }
+
+
+def died(code: int) -> dict[str, Any]:
+    exited = os.WIFEXITED(code)
+    return {
+        "exit_code": os.WEXITSTATUS(code) if exited else None,
+        "signal": None if exited else os.WTERMSIG(code),
+        "ended_at": time.time(),
+    }
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def padded(status: dict[str, Any]) -> bytes:
+    return json.dumps(status).encode().ljust(STATUS_BYTES - 1) + b"\n"
+
+
+def write_status(root: str, status: dict[str, Any]) -> int:
+    """Put `status.json` in place, whole and on disk; returns its open file for `overwrite`."""
+    path = os.path.join(root, "status.json")
+    fd = os.open(f"{path}.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.set_inheritable(fd, False)
+    if os.write(fd, padded(status)) != STATUS_BYTES:
+        raise OSError(f"no room for {path}")
+    os.fsync(fd)
+    os.rename(f"{path}.tmp", path)
+    directory = os.open(root, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    return fd
+
+
+def overwrite(fd: int, status: dict[str, Any]) -> None:
+    os.pwrite(fd, padded(status), 0)
+    os.fsync(fd)
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The beginning of an attempt: wait for the pool, open the slot (fresh or from a checkpoint), publish, evaluate."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from lorad.adapters.targets import match_modules
+from lorad.driver import checkpoint
+from lorad.driver.evaluate import evaluate, is_due
+from lorad.driver.publish import publish
+from lorad.driver.session import Session, State
+from lorad.errors import PoolLost
+from lorad.models.directory import linear_shapes, read_config
+from lorad.protocol.calls import Nothing, Open, Opened, PoolInfo
+from lorad.protocol.connection import Connection
+from lorad.protocol.journal import Attempt, Record, lineage, read
+
+
+def connect(path: Path, run: str, attempt: int, timeout: float) -> Connection:
+    """A connection to the pool, which may still be loading its base. Raises PoolLost after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return Connection(path, run=run, attempt=attempt)
+        except PoolLost:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def begin(session: Session) -> PoolInfo:
+    """After it, the slot is open, the current version is attested, and `attempt` (and `rewind`) are journaled."""
+    info: PoolInfo = session.pool.call("hello", Nothing())
+    records = [r for r, _ in read(session.run_dir.journal)]
+    facts = lineage(records)
+    restored = checkpoint.find(session, facts)
+    opened = open_slot(session, info, restored)
+    session.journal.append("attempt", restored.state.step if restored else 0, _attempt(session, info, restored, opened))
+    if any(r.kind in ("step", "version", "eval") for r in records):
+        session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
+    session.state = restored.state if restored else State()
+    session.state.next_version = 1 + newest_version(session, records)
+    publish(session, session.state.step)
+    if restored is None and is_due(session):
+        evaluate(session)
+    return info
+
+
+def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
+    spec = session.spec
+    shapes = linear_shapes(read_config(Path(info.model_path)))
+    opened: Opened = session.pool.call(
+        "open",
+        Open(
+            modules=match_modules(shapes, spec.lora.target_modules, spec.lora.exclude_modules),
+            rank=spec.lora.rank,
+            alpha=spec.lora.alpha,
+            dropout=spec.lora.dropout,
+            rslora=spec.lora.rslora,
+            init=spec.lora.init,
+            seed=spec.seed,
+            betas=spec.trainer.betas,
+            eps=spec.trainer.eps,
+            weight_decay=spec.trainer.weight_decay,
+            tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
+            source=str(Path(session.params.cwd) / spec.lora.adapter_path) if spec.lora.adapter_path else None,
+            resume_from=str(restored.path) if restored else None,
+            canaries=spec.attest.canaries,
+            canary_tokens=spec.attest.tokens,
+        ),
+    )
+    return opened
+
+
+def newest_version(session: Session, records: list[Record]) -> int:
+    """The highest version number ever used, journaled or only on disk: numbers never rewind."""
+    journaled = [r.data["version"] for r in records if r.kind == "version"]
+    directory = session.run_dir.versions
+    on_disk = [int(p.name) for p in directory.iterdir() if p.name.isdigit()] if directory.exists() else []
+    return max([-1, *journaled, *on_disk])
+
+
+def _attempt(
+    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened
+) -> Attempt:
+    return Attempt(
+        pid=os.getpid(),
+        steps=session.params.steps,
+        pool=info.pool,
+        base_checksum=info.base_checksum,
+        resumed_from=restored.state.step if restored else None,
+        parameters=opened.parameters,
+    )

@@ -1,0 +1,72 @@
+"""A checkpoint: the pool writes the slot's state, the driver its own, one rename makes it whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.adapters import directory
+from lorad.driver.session import Session, State
+from lorad.errors import IntegrityError, NotFound
+from lorad.protocol.calls import Save
+from lorad.protocol.journal import CheckpointFact, Record
+
+STATE = "state.json"
+
+
+class Restored(Struct, frozen=True):
+    """A checkpoint to go on from."""
+
+    path: Path
+    state: State
+
+
+def is_due(session: Session) -> bool:
+    """Every `every` steps and after the last one."""
+    step = session.state.step
+    return step > 0 and (step % session.spec.checkpoint.every == 0 or not session.steps_left)
+
+
+def checkpoint(session: Session) -> None:
+    """Write one of the present step. Raises StorageError (disk full): the checkpoints before it stay."""
+    state = session.state
+    final = session.run_dir.checkpoint(state.step, session.params.attempt)
+    with session.timed("checkpoint"):
+        temporary = directory.begin(final)
+        session.pool.call("save", Save(str(temporary)))
+        (temporary / STATE).write_bytes(msgspec.json.encode(state))
+        manifest = directory.commit(temporary, final, {"run": session.params.run, "step": state.step})
+        size = sum(file.bytes for file in manifest.files.values())
+        path = str(final.relative_to(session.run_dir.root))
+        session.journal.append("checkpoint", state.step, CheckpointFact(path=path, version=state.version, bytes=size))
+    print(f"checkpoint at step {state.step}: {path}", flush=True)
+
+
+def find(session: Session, facts: list[Record]) -> Restored | None:
+    """The checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when there is none.
+
+    `facts` is the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the one before.
+    """
+    wanted = session.params.resume_step
+    present = [f for f in facts if f.kind == "checkpoint" and (session.run_dir.root / f.data["path"]).exists()]
+    chosen = [f for f in present if wanted is None or f.step == wanted]
+    if not chosen:
+        if wanted is not None:
+            steps = ", ".join(str(f.step) for f in present) or "none"
+            raise NotFound(f"no checkpoint at step {wanted}", hint=f"There are checkpoints at: {steps}.")
+        return None
+    return _read(session, chosen[-1], present)
+
+
+def _read(session: Session, fact: Record, present: list[Record]) -> Restored:
+    path = session.run_dir.root / fact.data["path"]
+    try:
+        directory.verify(path)
+    except IntegrityError as error:
+        before = [f.step for f in present if f.step < fact.step]
+        run = session.params.run
+        hint = f"Go on from the one before: `lorad resume {run} --from {before[-1]}`." if before else ""
+        raise IntegrityError(f"checkpoint at step {fact.step}: {error.message}", hint=hint) from None
+    return Restored(path, msgspec.json.decode((path / STATE).read_bytes(), type=State))

@@ -1,0 +1,26 @@
+"""Held-out evaluation: greedy completions of fixed problems by the current version."""
+
+from __future__ import annotations
+
+from lorad.driver.rewards import to_score
+from lorad.driver.sample import complete, sampling
+from lorad.driver.session import Session
+from lorad.protocol.journal import EvalFact
+
+
+def is_due(session: Session) -> bool:
+    """Before training, every `every` steps and after the last step."""
+    every, step = session.spec.eval.every, session.state.step
+    return bool(session.eval_data) and every > 0 and (step % every == 0 or not session.steps_left)
+
+
+def evaluate(session: Session) -> float:
+    """The mean reward; a sample whose reward failed counts 0."""
+    groups = complete(session, session.eval_data, 1, sampling(session, greedy=True))
+    scores = session.rewarder.score([to_score(group[0]) for group in groups])
+    score = sum(s.value or 0.0 for s in scores) / len(scores)
+    failed = sum(s.value is None for s in scores)
+    fact = EvalFact(version=session.state.version, score=score, problems=len(scores), failed=failed)
+    session.journal.append("eval", session.state.step, fact)
+    print(f"eval at step {session.state.step}: {score:.3f} on {len(scores)} problems", flush=True)
+    return score

@@ -1,0 +1,33 @@
+"""What the daemon tells a driver: `params.json` in its attempt directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+
+class Params(Struct, frozen=True):
+    """One attempt. `resume_step`: of the checkpoint to go on from; None: the newest whole one, or a fresh start.
+
+    `steps` is the total; `pool_timeout` how long (seconds) to wait for the pool's first answer.
+    """
+
+    run: str
+    run_dir: str
+    attempt: int
+    steps: int
+    resume_step: int | None
+    pool: str
+    pool_socket: str
+    cwd: str
+    pool_timeout: float = 300.0
+
+
+def read(attempt_dir: Path) -> Params:
+    return msgspec.json.decode((attempt_dir / "params.json").read_bytes(), type=Params)
+
+
+def write(attempt_dir: Path, params: Params) -> None:
+    (attempt_dir / "params.json").write_bytes(msgspec.json.encode(params))

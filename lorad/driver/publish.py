@@ -1,0 +1,34 @@
+"""Verb five: publish the new weights as a version; the run moves to it only once it is attested and journaled."""
+
+from __future__ import annotations
+
+from lorad.driver.session import Session
+from lorad.protocol.calls import Publish, Published
+from lorad.protocol.journal import VersionFact
+
+
+def publish(session: Session, step: int) -> Published:
+    """Version `next_version` with the slot's weights after `step` steps. Raises AttestationFailed, AdapterRefused."""
+    state, lora = session.state, session.spec.lora
+    number, parent = state.next_version, state.version if state.version >= 0 else None
+    directory = session.run_dir.version(number)
+    with session.timed("publish"):
+        published: Published = session.pool.call(
+            "publish",
+            Publish(number, step, None if parent is None else f"{session.params.run}@{parent}", str(directory)),
+        )
+        fact = VersionFact(
+            version=number,
+            sha256=published.sha256,
+            parent=parent,
+            path=str(directory.relative_to(session.run_dir.root)),
+            rank=lora.rank,
+            alpha=lora.alpha,
+            bytes=published.bytes,
+            attested=published.attestation.verdict,
+            attestation=published.attestation.detail,
+        )
+        session.journal.append("version", step, fact)
+    state.version, state.next_version = number, number + 1
+    session.seconds["attest"] = session.seconds.get("attest", 0.0) + published.attest_seconds
+    return published

@@ -1,0 +1,116 @@
+"""What the five verbs share: the frozen inputs of one attempt and the few things that change from step to step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from lorad.driver.params import Params
+from lorad.driver.rewards import Rewarder, Score
+from lorad.paths import RunDir
+from lorad.protocol.connection import Connection
+from lorad.protocol.journal import JournalWriter
+from lorad.rl.data import Dataset, Example
+from lorad.rl.tokenizer import Tokenizer
+from lorad.specs import Spec
+
+
+class State(Struct):
+    """What a resume restores. `position`: prompts consumed; `version`: the current one's number."""
+
+    step: int = 0
+    position: int = 0
+    version: int = -1
+    next_version: int = 0
+
+
+@dataclass
+class Session:
+    """One attempt of one run."""
+
+    spec: Spec
+    params: Params
+    run_dir: RunDir
+    pool: Connection
+    journal: JournalWriter
+    tokenizer: Tokenizer
+    train_data: Dataset
+    eval_data: list[Example]
+    rewarder: Rewarder
+    state: State = field(default_factory=State)
+    seconds: dict[str, float] = field(default_factory=dict)
+    stop_requested: bool = False
+    finished: bool = False
+
+    @property
+    def steps_left(self) -> bool:
+        return self.state.step < self.params.steps
+
+    @property
+    def current(self) -> str:
+        """The engine-side name of the current version."""
+        return f"{self.params.run}@{self.state.version}"
+
+    @contextmanager
+    def timed(self, verb: str) -> Iterator[None]:
+        """Add the wall seconds of a block to the step's `seconds_<verb>`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[verb] = self.seconds.get(verb, 0.0) + time.perf_counter() - start
+
+    def warn(self, message: str) -> None:
+        self.journal.append("warning", self.state.step, {"message": message})
+        print(f"warning: {message}", flush=True)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion. tokens: int32 [t]; logprobs: float32 [t], the engine's."""
+
+    example: Example
+    index: int
+    version: str
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    finish: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The samples of one step: groups[i] are the samples of examples[i]. `position`: before they were taken."""
+
+    examples: list[Example]
+    groups: list[list[Sample]]
+    position: int
+    version: int
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for group in self.groups for sample in group]
+
+    @property
+    def tokens(self) -> int:
+        return sum(sample.tokens.size for sample in self.samples)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Rewards and advantages, float32 [samples]; `alive`: bool [groups], those that carry a gradient."""
+
+    scores: list[Score]
+    rewards: np.ndarray
+    advantages: np.ndarray
+    alive: np.ndarray
+
+
+def load_spec(run_dir: RunDir) -> Spec:
+    return msgspec.json.decode(run_dir.spec.read_bytes(), type=Spec)

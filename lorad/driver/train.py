@@ -1,0 +1,129 @@
+"""Verb four: gradients and optimizer steps on the samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lorad.driver.session import Rollout, Sample, Session, Weighed
+from lorad.errors import LoradError
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.calls import ForwardBackward, Logprobs, OptimStep
+from lorad.rl.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the updates of one step did. `sampler`: statistics of the first pass, before any update."""
+
+    first: LossStats
+    total: LossStats
+    grad_norm: float
+    lr: float
+    updates: int
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost only."""
+
+    batch: Batch
+    targets: PolicyTargets
+    normaliser: float
+
+
+def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
+    """epochs x minibatches updates. Raises LoradError when a gradient is not finite."""
+    algorithm, rate = session.spec.algorithm, lr(session)
+    with session.timed("train"):
+        minibatches = [m for m in _minibatches(session, rollout, weighed) if m is not None]
+        first, total, norm, updates = LossStats(), LossStats(), 0.0, 0
+        for epoch in range(algorithm.epochs):
+            for minibatch in minibatches:
+                stats = _update(session, minibatch)
+                norm += _step(session, rate)
+                updates += 1
+                total += stats
+                first += stats if epoch == 0 else LossStats()
+    return Trained(first, total, norm / max(updates, 1), rate, updates)
+
+
+def lr(session: Session) -> float:
+    """The learning rate of the step that is being made (the first step is number 0 to the schedule)."""
+    trainer = session.spec.trainer
+    return learning_rate(
+        session.state.step,
+        lr=trainer.lr,
+        schedule=trainer.schedule,
+        horizon=trainer.schedule_steps or session.params.steps,
+        warmup_steps=trainer.warmup_steps,
+        min_lr=trainer.min_lr,
+    )
+
+
+def _update(session: Session, m: MiniBatch) -> LossStats:
+    a = session.spec.algorithm
+    loss = PolicyLoss(
+        clip_low=a.clip[0],
+        clip_high=a.clip[1],
+        kl_coef=a.kl.coef,
+        kl_type=a.kl.type,
+        level=a.loss_level,
+        importance_cap=a.importance_cap,
+        temperature=session.spec.rollout.temperature,
+    )
+    stats: LossStats = session.pool.call("forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser))
+    return stats
+
+
+def _step(session: Session, rate: float) -> float:
+    result = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
+    if not result.applied:
+        raise LoradError(
+            f"the gradient of step {session.state.step + 1} is not finite; the step was not applied",
+            hint=f"Resume from a checkpoint with a smaller trainer.lr: `lorad checkpoints {session.params.run}`.",
+        )
+    return float(result.grad_norm)
+
+
+def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[MiniBatch | None]:
+    """Contiguous runs of groups; None where no group of it is alive. Old and reference log-probabilities are taken
+    before the first update."""
+    count = min(session.spec.algorithm.minibatches, len(rollout.groups))
+    size = session.spec.algorithm.group_size
+    parts = np.array_split(np.arange(len(rollout.groups)), count)
+    return [_minibatch(session, rollout, weighed, part.tolist(), size) for part in parts]
+
+
+def _minibatch(
+    session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int
+) -> MiniBatch | None:
+    algorithm = session.spec.algorithm
+    alive = [g for g in groups if weighed.alive[g]]
+    if not alive:
+        return None
+    everything = [s for g in groups for s in rollout.groups[g]]
+    samples = [s for g in alive for s in rollout.groups[g]]
+    rows = np.concatenate([np.arange(g * size, (g + 1) * size) for g in alive])
+    batch = Batch.of([(_prompt(rollout.groups[g]), [s.tokens for s in rollout.groups[g]]) for g in alive])
+    off_policy = algorithm.epochs > 1 or algorithm.minibatches > 1 or algorithm.importance_cap is not None
+    targets = PolicyTargets(
+        advantages=weighed.advantages[rows],
+        sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
+        old_logprobs=_logprobs(session, "slot", batch) if off_policy else None,
+        reference_logprobs=_logprobs(session, "base", batch) if algorithm.kl.coef else None,
+    )
+    tokens = sum(s.tokens.size for s in everything)
+    return MiniBatch(batch, targets, float(tokens if algorithm.loss_level == "token" else len(everything)))
+
+
+def _prompt(group: list[Sample]) -> np.ndarray:
+    return np.array(group[0].example.tokens, np.int32)
+
+
+def _logprobs(session: Session, of: str, batch: Batch) -> np.ndarray:
+    temperature = session.spec.rollout.temperature
+    args = Logprobs("slot" if of == "slot" else "base", batch, temperature)
+    result: np.ndarray = session.pool.call("logprobs", args).logprobs
+    return result

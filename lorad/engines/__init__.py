@@ -1,0 +1,1 @@
+"""The rollout engines: they generate with any loaded adapter version, per request."""

@@ -1,0 +1,125 @@
+"""The engine protocol: what a rollout engine does for a pool, whatever serves behind it.
+
+An engine knows token ids only. It serves the base model and any number of *versions*: immutable adapters under names
+that are never reused (`sorter@12`). Rules that every engine keeps, checked by `tests/conformance/engine_suite.py`:
+
+- A load that fails raises and changes nothing: what was served before is served as before.
+- A sample is made by one version from its first token to its last, and each chunk names that version.
+- A request for a version that is not loaded raises NotFound; it is never served by the base.
+- `unload` returns when the version is gone and can not come back by itself; requests in flight on it end first.
+- Base log-probabilities are the same before and after any load, unload, sleep and wake.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.adapters.adapter import Adapter
+from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+
+BASE = "base"  # the name of the base model, wherever a version is named
+
+
+class EngineCapabilities(Struct, frozen=True):
+    """What an engine can do; a pool asks for nothing else."""
+
+    dtype: str  # of the arithmetic: float32 or bfloat16
+    max_rank: int
+    max_versions: int  # loaded at once
+    max_tokens: int  # prompt and completion together
+    memory_source: bool  # `load` takes an Adapter, not only a directory
+    sleep: bool
+    bit_stable: bool  # the same call gives the same bits
+
+
+class AdapterSource(Struct, frozen=True):
+    """Where a version comes from: exactly one of `adapter` and `directory`. `digest`: see Adapter.digest."""
+
+    digest: str
+    adapter: Adapter | None = None
+    directory: Path | None = None
+
+
+class LoadedVersion(Struct, frozen=True):
+    """A version that the engine holds. `digest` is computed from what the engine received, not copied from the caller."""
+
+    name: str
+    digest: str
+    bytes: int
+    in_flight: int
+
+
+class EngineHealth(Struct, frozen=True):
+    """`alive` is False when the engine has to be restarted; rates are of the last seconds."""
+
+    alive: bool
+    asleep: bool
+    running: int  # samples being decoded
+    waiting: int
+    tokens_per_second: float
+    detail: str = ""
+
+
+class Engine(ABC):
+    """One rollout engine. All methods belong to one asyncio loop; long work must not block it."""
+
+    @abstractmethod
+    def capabilities(self) -> EngineCapabilities: ...
+
+    @abstractmethod
+    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
+        """Load a version under a new name.
+
+        Raises Conflict when the name was ever used before, AdapterRefused when the adapter does not fit (shapes,
+        rank, targets, NaN) or its bytes are not those of `source.digest`.
+        """
+
+    @abstractmethod
+    async def unload(self, name: str) -> None:
+        """Wait for requests in flight on it, then forget it for good. Raises NotFound."""
+
+    @abstractmethod
+    async def loaded(self) -> Sequence[LoadedVersion]:
+        """What the engine itself says it holds, the base not among it."""
+
+    @abstractmethod
+    def generate(
+        self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> AsyncIterator[Chunk]:
+        """Sample from `version` (or BASE): chunks in any order over samples, in order within one.
+
+        `request` names the call for `abort`. Raises NotFound (not loaded) before the first chunk, ValueError when a
+        prompt with max_new_tokens exceeds max_tokens.
+        """
+
+    @abstractmethod
+    async def score(self, version: str, batch: Batch) -> np.ndarray:
+        """float32 [T]: log-probability of each completion token under `version` (or BASE), temperature 1."""
+
+    @abstractmethod
+    async def abort(self, request: str) -> None:
+        """End a generate call early: its unfinished samples end with finish "abort". Unknown names are ignored."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Return when nothing is in flight."""
+
+    @abstractmethod
+    async def sleep(self) -> None:
+        """Give device memory back; drained first. Raises Conflict without the capability."""
+
+    @abstractmethod
+    async def wake(self) -> None:
+        """Serve again, with every version that was loaded."""
+
+    @abstractmethod
+    async def health(self) -> EngineHealth: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Abort everything and free everything."""

@@ -1,0 +1,126 @@
+"""What is being generated: calls, the samples they wait for, and when a sample ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from lorad.models.lora import FrozenLora
+from lorad.protocol.batch import Chunk, Prompt, Sampling
+
+Finish = Literal["stop", "length", "abort"]
+
+
+class Decoder(Protocol):
+    """Token ids -> text; what stop strings need of a tokenizer."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
+
+
+class StopStrings:
+    """Looks for stop strings at the end of a growing sample. A token is at least one byte, so a window suffices."""
+
+    def __init__(self, stops: Sequence[str], decoder: Decoder) -> None:
+        self.stops, self.decoder = tuple(stops), decoder
+        self.window = max(len(stop.encode()) for stop in stops) + 4  # a character may begin up to 3 bytes earlier
+
+    def complete(self, tokens: list[int]) -> bool:
+        """Whether the last token completes a stop string."""
+        text = self.decoder.decode(tokens[-self.window :], skip_special_tokens=False)
+        return any(stop in text for stop in self.stops)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One completion as it grows. `chunk` hands out what is new since the last time."""
+
+    prompt: str
+    index: int
+    version: str
+    seed: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    stops: StopStrings | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+    sent: int = 0
+    closed: bool = False
+
+    def push(self, token: int, logprob: float) -> bool:
+        """Take the next token; False when it was the last."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop_ids or (self.stops is not None and self.stops.complete(self.tokens)):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.sampling.max_new_tokens:
+            self.finish = "length"
+        return self.finish is None
+
+    def chunk(self) -> Chunk | None:
+        """The tokens not handed out yet, or None when there is nothing to say."""
+        if self.closed or (self.finish is None and self.sent == len(self.tokens)):
+            return None
+        start, self.sent, self.closed = self.sent, len(self.tokens), self.finish is not None
+        return Chunk(
+            prompt=self.prompt,
+            index=self.index,
+            version=self.version,
+            tokens=np.array(self.tokens[start:], np.int32),
+            logprobs=np.array(self.logprobs[start:], np.float32),
+            finish=self.finish,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One prompt and its samples: prefilled once."""
+
+    tokens: np.ndarray
+    samples: list[Sample]
+    call: Call
+
+
+class Call:
+    """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then None."""
+
+    def __init__(
+        self,
+        request: str,
+        version: str,
+        lora: FrozenLora | None,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        decoder: Decoder | None,
+    ) -> None:
+        self.request, self.lora = request, lora
+        self.aborted = False
+        self.queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue()
+        stop_ids = frozenset(sampling.stop_token_ids)
+        stops = StopStrings(sampling.stop, decoder) if sampling.stop and decoder is not None else None
+        self.groups = [
+            Group(
+                prompt.tokens,
+                [
+                    Sample(prompt.id, index, version, seed, sampling, stop_ids, stops)
+                    for index, seed in enumerate(prompt.seeds.tolist())
+                ],
+                self,
+            )
+            for prompt in prompts
+        ]
+        self.samples = [sample for group in self.groups for sample in group.samples]
+        self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+
+    def chunks(self, unfinished: bool) -> list[Chunk]:
+        """What is new: of ended samples always, of growing ones when asked."""
+        ready = (sample for sample in self.samples if unfinished or sample.finish is not None)
+        return [chunk for sample in ready if (chunk := sample.chunk()) is not None]
+
+    @property
+    def ended(self) -> bool:
+        return all(sample.finish is not None for sample in self.samples)

@@ -1,0 +1,216 @@
+"""The builtin engine. The asyncio loop keeps the books; every tensor is touched on the pool's compute thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.peft import read_peft
+from lorad.adapters.validate import validate
+from lorad.engines.base import AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
+from lorad.engines.builtin.calls import Call, Decoder
+from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.scoring import completion_logprobs, micro_batches
+from lorad.engines.builtin.versions import Held, Versions
+from lorad.errors import AdapterRefused, Conflict
+from lorad.models.base import Base
+from lorad.models.compute import Compute
+from lorad.models.directory import linear_shapes
+from lorad.models.lora import FrozenLora
+from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+
+QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
+RATE_SECONDS = 5.0
+MAX_RANK = 512
+
+
+class BuiltinEngine(Engine):
+    """Serves a base that it shares with the trainer of its pool, and frozen copies of adapter versions.
+
+    directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`.
+    mix_calls: decode the samples of all calls in one batch, whatever their versions: more tokens per second, but
+    rounding then depends on what else is running. Off, equal calls give equal bits.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        compute: Compute,
+        directory: Path,
+        *,
+        max_versions: int = 64,
+        max_rows: int = 256,
+        cache_bytes: int = 2 << 30,
+        mix_calls: bool = False,
+    ) -> None:
+        self._base, self._compute, self._directory = base, compute, directory
+        self._versions = Versions(max_versions)
+        self._max_rows, self._cache_bytes, self._mix_calls = max_rows, cache_bytes, mix_calls
+        self._shared: DecodeBatch | None = None
+        self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
+        self._calls: list[Call] = []
+        self._rate: deque[tuple[float, int]] = deque()
+        self._decoder: Decoder | None = None
+        self._closed = False
+
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            dtype=str(self._base.dtype).removeprefix("torch."),
+            max_rank=MAX_RANK,
+            max_versions=self._versions.most,
+            max_tokens=self._base.config.max_position_embeddings,
+            memory_source=True,
+            sleep=False,
+            bit_stable=self._base.device.type == "cpu" and not self._mix_calls,
+        )
+
+    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
+        self._versions.reserve(name)
+        try:
+            adapter = await asyncio.to_thread(receive, source, linear_shapes(self._base.config))
+            lora = await self._compute.run(FrozenLora, self._base, adapter.tensors, adapter.config.scale)
+        except BaseException:
+            self._versions.release(name)
+            raise
+        held = Held(name, source.digest, lora)
+        self._versions.put(held)
+        return held.describe()
+
+    async def unload(self, name: str) -> None:
+        await self._versions.remove(name)
+
+    async def loaded(self) -> Sequence[LoadedVersion]:
+        return [held.describe() for held in self._versions.table.values()]
+
+    async def generate(
+        self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> AsyncIterator[Chunk]:
+        self._check(prompts, sampling)
+        with self._versions.use(version) as held:
+            call = Call(request, version, held.lora, prompts, sampling, self._decoder_for(sampling))
+            self._calls.append(call)
+            try:
+                await self._start(call)
+                while (chunks := await call.queue.get()) is not None:
+                    if isinstance(chunks, Exception):
+                        raise chunks
+                    for chunk in chunks:
+                        yield chunk
+            finally:
+                call.aborted = True
+                self._calls.remove(call)
+
+    def _check(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        config = self._base.config
+        if sampling.max_new_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+            raise ValueError(f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, not {sampling}")
+        for prompt in prompts:
+            size = len(prompt.tokens)
+            if not size or prompt.tokens.min() < 0 or prompt.tokens.max() >= config.vocab_size:
+                raise ValueError(f"prompt {prompt.id} is empty or has token ids outside 0..{config.vocab_size - 1}")
+            if size + sampling.max_new_tokens > config.max_position_embeddings:
+                raise ValueError(
+                    f"prompt {prompt.id}: {size} tokens and max_new_tokens {sampling.max_new_tokens} exceed "
+                    f"{config.max_position_embeddings}, the positions of the model"
+                )
+
+    def _decoder_for(self, sampling: Sampling) -> Decoder | None:
+        if sampling.stop and self._decoder is None:
+            self._decoder = Tokenizer.from_file(str(self._directory / "tokenizer.json"))
+        return self._decoder
+
+    async def _start(self, call: Call) -> None:
+        """Put a call into a decode batch, and see that somebody drives it."""
+        if self._closed:
+            raise Conflict("the engine is closed")
+        if not self._mix_calls or self._shared is None:
+            self._shared = DecodeBatch(self._base, self._max_rows, self._cache_bytes)
+        batch = self._shared
+        await self._compute.run(batch.join, call)
+        task = self._tasks.get(batch)
+        if task is None or task.done():
+            self._tasks[batch] = asyncio.create_task(self._drive(batch))
+
+    async def _drive(self, batch: DecodeBatch) -> None:
+        """Quantum after quantum until the batch is empty. A failed quantum ends the calls in it, nothing else."""
+        try:
+            while batch.calls:
+                for call, chunks, ended in await self._compute.run(batch.run, QUANTUM):
+                    self._count(chunks)
+                    call.queue.put_nowait(chunks)
+                    if ended:
+                        call.queue.put_nowait(None)
+        except Exception as error:
+            self._shared = None
+            for call in batch.calls:
+                call.queue.put_nowait(error)
+        finally:
+            self._tasks.pop(batch, None)
+
+    def _count(self, chunks: Sequence[Chunk]) -> None:
+        self._rate.append((time.monotonic(), sum(len(chunk.tokens) for chunk in chunks)))
+        while self._rate and self._rate[0][0] < time.monotonic() - RATE_SECONDS:
+            self._rate.popleft()
+
+    async def score(self, version: str, batch: Batch) -> np.ndarray:
+        batch.check()
+        with self._versions.use(version) as held:
+            parts = [
+                await self._compute.run(completion_logprobs, self._base, rows, held.lora)
+                for rows in micro_batches(batch)
+            ]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
+
+    async def abort(self, request: str) -> None:
+        for call in self._calls:
+            if call.request == request:
+                call.aborted = True
+
+    async def drain(self) -> None:
+        await self._versions.drained()
+
+    async def sleep(self) -> None:
+        raise Conflict("the builtin engine cannot sleep: it shares its base with the trainer", hint="use mode fused")
+
+    async def wake(self) -> None:
+        """Nothing to do: it never sleeps."""
+
+    async def health(self) -> EngineHealth:
+        samples = [sample for call in self._calls for sample in call.samples if sample.finish is None]
+        running = sum(bool(sample.tokens) for sample in samples)
+        since = time.monotonic() - RATE_SECONDS
+        tokens = sum(count for at, count in self._rate if at >= since)
+        return EngineHealth(not self._closed, False, running, len(samples) - running, tokens / RATE_SECONDS)
+
+    async def close(self) -> None:
+        self._closed = True
+        for call in self._calls:
+            call.aborted = True
+        await asyncio.gather(*self._tasks.values())
+        self._versions.table.clear()
+
+
+def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
+    """The adapter of a source, once its bytes are those that `source.digest` names and it fits the base."""
+    if source.adapter is not None:
+        adapter = source.adapter
+    elif source.directory is not None:
+        adapter = read_peft(source.directory)
+    else:
+        raise AdapterRefused("a source needs an adapter or a directory")
+    digest = adapter.digest()
+    if digest != source.digest:
+        raise AdapterRefused(
+            f"the adapter's sha256 is {digest}, not {source.digest}", hint="it was changed on its way: publish it again"
+        )
+    if adapter.config.rank > MAX_RANK:
+        raise AdapterRefused(f"rank {adapter.config.rank} exceeds {MAX_RANK}", hint="lower lora.rank")
+    validate(adapter, shapes)
+    return adapter

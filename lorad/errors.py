@@ -1,0 +1,122 @@
+"""Every error that a user can cause, as one tree.
+
+    LoradError                 what was wrong, where, and (hint) what to do next
+     ├── SpecError             a spec, an override or a file that it names is not usable      exit 2
+     ├── NotFound              no such run, version, checkpoint, alias                        exit 3
+     ├── NotAllowed            the caller may not do this                                     exit 4
+     ├── DaemonUnreachable     no daemon answers on the socket                                exit 5
+     ├── Conflict              the request does not fit the present state                     exit 1
+     ├── IntegrityError        bytes on disk are not what their manifest says                 exit 1
+     ├── StorageError          the disk does not take what has to be written                  exit 1
+     ├── AdapterRefused        an adapter that an engine or trainer must not load             exit 1
+     ├── AttestationFailed     the engine does not serve the version that it should           exit 1
+     ├── PoolLost              the pool of a run is gone                                      exit 1
+     └── Fenced                a call of an attempt that is not the current one               exit 1
+"""
+
+from __future__ import annotations
+
+
+class LoradError(Exception):
+    """`str(error)` says what was wrong and where; `hint` says what to do next."""
+
+    exit_code = 1
+    status = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class SpecError(LoradError):
+    """A spec, an override or a file that it names is not usable."""
+
+    exit_code = 2
+    status = 422
+
+
+class NotFound(LoradError):
+    """No such run, version, checkpoint or alias."""
+
+    exit_code = 3
+    status = 404
+
+
+class NotAllowed(LoradError):
+    """The caller may not do this."""
+
+    exit_code = 4
+    status = 403
+
+
+class DaemonUnreachable(LoradError):
+    """No daemon answers on the socket."""
+
+    exit_code = 5
+    status = 503
+
+
+class Conflict(LoradError):
+    """The request does not fit the present state."""
+
+    status = 409
+
+
+class IntegrityError(LoradError):
+    """Bytes on disk are not what their manifest says."""
+
+
+class StorageError(LoradError):
+    """The disk does not take what has to be written: full, over quota, or not writable."""
+
+    status = 507
+
+
+class AdapterRefused(LoradError):
+    """An adapter that an engine or trainer must not load; nothing was changed."""
+
+
+class AttestationFailed(LoradError):
+    """The engine does not serve the version that it should."""
+
+
+class PoolLost(LoradError):
+    """The pool of a run is gone; the run can be resumed."""
+
+
+class Fenced(LoradError):
+    """A call of an attempt that is not the current one of its run."""
+
+    status = 409
+
+
+KINDS: dict[str, type[LoradError]] = {
+    kind.__name__: kind
+    for kind in (
+        LoradError,
+        SpecError,
+        NotFound,
+        NotAllowed,
+        DaemonUnreachable,
+        Conflict,
+        IntegrityError,
+        StorageError,
+        AdapterRefused,
+        AttestationFailed,
+        PoolLost,
+        Fenced,
+    )
+}
+
+
+def to_wire(error: BaseException) -> dict[str, str]:
+    """An error as it travels over a socket: {kind, message, hint}."""
+    if isinstance(error, LoradError):
+        return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    return {"kind": "LoradError", "message": f"{type(error).__name__}: {error}", "hint": ""}
+
+
+def from_wire(data: dict[str, str]) -> LoradError:
+    """The inverse of `to_wire`; an unknown kind becomes a plain LoradError."""
+    return KINDS.get(data.get("kind", ""), LoradError)(data.get("message", ""), hint=data.get("hint", ""))

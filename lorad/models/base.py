@@ -1,0 +1,77 @@
+"""The frozen base model in memory: fused weights that nobody writes to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lorad.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. Linear weights are [out, in], those of one group stacked on out."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 kv) * head_dim, hidden]
+    qkv_bias: Tensor | None
+    qk_norm: Tensor  # [heads + kv, head_dim]: q_norm and k_norm, repeated per head
+    o: Tensor  # [hidden, heads * head_dim]
+    o_bias: Tensor | None
+    post_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model on one device. No tensor in it requires grad and none is ever written to."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    embed: Tensor  # [vocab, hidden]
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
+    cos: Tensor  # [max positions, head_dim]
+    sin: Tensor  # [max positions, head_dim], the first half negated (see `qwen3.rotate`)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight once, under a stable name, in a stable order."""
+        yield "embed", self.embed
+        for index, layer in enumerate(self.layers):
+            for field in Layer.__dataclass_fields__:
+                tensor = getattr(layer, field)
+                if tensor is not None:
+                    yield f"layers.{index}.{field}", tensor
+        yield "norm", self.norm
+        if self.head is not self.embed:
+            yield "head", self.head
+
+    def checksum(self) -> str:
+        """sha256 over the names and bytes of every weight; equal before and after any work, or the base was changed."""
+        digest = hashlib.sha256()
+        for name, tensor in self.weights():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self.weights())
+
+
+def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cos, sin) of rotary position embedding (RoFormer, arXiv 2104.09864), computed in fp32 as transformers does."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), config.rope_theta**-half)
+    cos, sin = angles.cos(), angles.sin()
+    return (
+        torch.cat([cos, cos], -1).to(device=device, dtype=dtype),
+        torch.cat([-sin, sin], -1).to(device=device, dtype=dtype),
+    )

@@ -1,0 +1,26 @@
+"""The one thread that owns torch in a pool. Its quantum is one decode step or one micro-batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Compute:
+    """Runs quanta one after another, first come first served; the asyncio loop stays free meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+
+    async def run(self, quantum: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `quantum`, which runs to its end even when the caller is cancelled."""
+        future = self._thread.submit(quantum, *args, **kwargs)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,114 @@
+"""A model as a directory: where it is, what it is, and whether it is whole. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lorad.errors import SpecError
+from lorad.models.config import GROUPS, ModelConfig, parse_config
+
+BUILTIN = {"builtin:tiny": Path(__file__).parent / "tiny"}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
+
+
+def resolve(path: str) -> Path:
+    """`builtin:tiny`, a local Hugging Face directory, or a hub id -> the directory that holds it.
+
+    Raises: SpecError when there is none, or when a hub id can be neither found in the cache nor downloaded.
+    """
+    if path.startswith("builtin:"):
+        if path not in BUILTIN:
+            raise SpecError(f"model.path: no builtin model {path}", hint=f"there is {', '.join(BUILTIN)}")
+        return BUILTIN[path]
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return local.resolve()
+    if not _HUB_ID.fullmatch(path) or local.exists():
+        raise SpecError(f"model.path: {path} is not a directory", hint="give a Hugging Face model directory")
+    return _download(path)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"model.path: {hub_id} is neither a directory, nor in the hub cache, nor could it be downloaded: {error}",
+            hint="check the name and the network (HF_TOKEN for gated models), or give a local directory",
+        ) from error
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The config of a complete directory: `config.json` is known and every weight file that it needs is there.
+
+    Raises: SpecError that names the missing or unsupported part.
+    """
+    path = directory / "config.json"
+    config = parse_config(_read_json(path), str(path))
+    weight_files(directory)
+    return config
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of the model, in a stable order. Raises: SpecError when one is missing."""
+    index = directory / INDEX
+    names = sorted(set(_read_json(index).get("weight_map", {}).values())) if index.exists() else [SINGLE]
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing or not names:
+        raise SpecError(
+            f"{directory}: missing {', '.join(missing) or 'every weight file'}",
+            hint="complete the download; only safetensors weights are read (never .bin or .pt)",
+        )
+    return [directory / name for name in names]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise SpecError(f"{path.parent}: missing {path.name}", hint="give a Hugging Face model directory") from error
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: not a JSON object", hint="download the model again")
+    return data
+
+
+def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Hugging Face module name -> (out, in) of every linear, layer by layer; `lm_head` only when it is untied."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    by_module = {
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    modules = [module for members in GROUPS.values() for module in members]
+    shapes = {
+        f"model.layers.{layer}.{module}": by_module[module]
+        for layer in range(config.num_hidden_layers)
+        for module in modules
+    }
+    return shapes if config.tie_word_embeddings else shapes | {"lm_head": (config.vocab_size, hidden)}
+
+
+def memory_estimate(directory: Path, dtype: str = "auto") -> int:
+    """Bytes of the base weights once loaded; `auto` is the checkpoint's own dtype."""
+    config = read_config(directory)
+    name = config.dtype if dtype == "auto" else dtype
+    if name not in BYTES:
+        raise SpecError(f"{directory}: dtype {name} is not supported", hint=f"use one of {', '.join(BYTES)}")
+    return config.num_parameters * BYTES[name]

@@ -1,0 +1,72 @@
+"""The Qwen3 forward (arXiv 2505.09388), fused: same numbers as transformers' Qwen3ForCausalLM, fewer and larger calls.
+
+Left out: dropout, sliding windows, rope scaling, quantization, mixture of experts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lorad.models.attention import Attention
+from lorad.models.base import Base, Layer
+from lorad.models.lora import LoraApply
+
+
+def hidden(base: Base, ids: Tensor, positions: Tensor, attention: Attention, lora: LoraApply | None = None) -> Tensor:
+    """The normalised last hidden state, [batch, time, hidden].
+
+    ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`.
+    Differentiable with respect to what `lora` adds; the base itself never requires grad.
+    """
+    cos, sin = base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2)
+    x = F.embedding(ids, base.embed)
+    for index, layer in enumerate(base.layers):
+        x = x + _attend(base, index, layer, x, cos, sin, attention, lora)
+        x = x + _feed_forward(base, index, layer, x, lora)
+    return F.rms_norm(x, x.shape[-1:], base.norm, base.config.rms_norm_eps)
+
+
+def logits(base: Base, states: Tensor, lora: LoraApply | None = None) -> Tensor:
+    """[..., hidden] -> [..., vocab]. Select the positions first: a non-contiguous slice is copied before the matmul."""
+    states = states.contiguous()
+    scores = F.linear(states, base.head)
+    return scores if lora is None else lora.apply(len(base.layers), "lm_head", states, scores)
+
+
+def _attend(
+    base: Base,
+    index: int,
+    layer: Layer,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    attention: Attention,
+    lora: LoraApply | None,
+) -> Tensor:
+    config = base.config
+    heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, config.rms_norm_eps)
+    qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
+    qkv = qkv.view(*x.shape[:-1], heads + 2 * kv, dim)
+    qk = F.rms_norm(qkv[..., : heads + kv, :], (dim,), None, config.rms_norm_eps) * layer.qk_norm
+    qk = rotate(qk, cos, sin)
+    out = attention(index, qk[..., :heads, :], qk[..., heads:, :], qkv[..., heads + kv :, :])
+    return _linear(out.flatten(-2), layer.o, layer.o_bias, index, "o", lora)
+
+
+def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApply | None) -> Tensor:
+    normed = F.rms_norm(x, x.shape[-1:], layer.post_norm, base.config.rms_norm_eps)
+    gate, up = _linear(normed, layer.gate_up, None, index, "gate_up", lora).chunk(2, -1)
+    return _linear(F.silu(gate) * up, layer.down, None, index, "down", lora)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None) -> Tensor:
+    y = F.linear(x, weight, bias)
+    return y if lora is None else lora.apply(layer, group, x, y)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of the last dimension; `sin` has its first half negated, so one roll replaces rotate_half."""
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)

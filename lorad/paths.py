@@ -1,0 +1,155 @@
+"""Where everything lies: `LORAD_HOME`, run directories, attempt directories, sockets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
+
+
+def default_home() -> Path:
+    """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`."""
+    if home := os.environ.get("LORAD_HOME"):
+        return Path(home).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "lorad"
+
+
+def socket_path(wanted: Path) -> Path:
+    """`wanted`, or a short stand-in under the user's runtime directory when it is too long for a Unix socket.
+
+    The stand-in is derived from `wanted` alone, so that every process finds the same one. Its directory is 0700.
+    """
+    if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
+        return wanted
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    directory = Path(runtime) / f"lorad-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid() or directory.stat().st_mode & 0o077:
+        raise PermissionError(f"{directory} must belong to you and be 0700")
+    return directory / (hashlib.sha256(os.fsencode(wanted)).hexdigest()[:16] + ".sock")
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """What the shim of one process life writes and reads: see `lorad/daemon/shim.py`."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def command(self) -> Path:
+        """`command.json` {argv, env, cwd, run, role, attempt}: written before the shim starts."""
+        return self.root / "command.json"
+
+    @property
+    def status(self) -> Path:
+        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at}."""
+        return self.root / "status.json"
+
+    @property
+    def log(self) -> Path:
+        """stdout and stderr of the process."""
+        return self.root / "log"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """`runs/<name>/`: everything that a run is; the journal is the truth."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def spec(self) -> Path:
+        """The resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
+        return self.root / "spec.json"
+
+    @property
+    def spec_text(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def versions(self) -> Path:
+        return self.root / "versions"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples"
+
+    def version(self, number: int) -> Path:
+        return self.versions / f"{number:06d}"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        """Checkpoints carry their attempt, so that a resume never replaces one that exists."""
+        return self.checkpoints / f"{step:06d}-a{attempt}"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.root / "attempts" / f"{number:04d}")
+
+
+@dataclass(frozen=True)
+class Home:
+    """`LORAD_HOME`: a fresh one is a fresh world."""
+
+    root: Path
+
+    @property
+    def socket(self) -> Path:
+        return socket_path(self.root / "lorad.sock")
+
+    @property
+    def database(self) -> Path:
+        return self.root / "lorad.db"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def daemon_lock(self) -> Path:
+        return self.root / "daemon.lock"
+
+    @property
+    def daemon_log(self) -> Path:
+        return self.root / "logs" / "daemon.log"
+
+    @property
+    def journal(self) -> Path:
+        """The daemon's own facts: runs created and removed, moves."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def pools(self) -> Path:
+        return self.root / "pools"
+
+    def run(self, name: str) -> RunDir:
+        return RunDir(self.runs / name)
+
+    def pool(self, pool_id: str) -> Path:
+        return self.pools / pool_id
+
+    def pool_socket(self, pool_id: str) -> Path:
+        return socket_path(self.pool(pool_id) / "pool.sock")

@@ -1,0 +1,1 @@
+"""One base model kept warm: hosts a trainer and an engine, and the socket that drivers call."""

@@ -1,0 +1,47 @@
+"""`python -m lorad.pool POOL_DIR`: one pool, until SIGTERM or a shutdown call. Exit code 1: it could not start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from lorad.errors import LoradError
+from lorad.pool import config as configuration
+from lorad.pool.config import PoolConfig
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m lorad.pool POOL_DIR", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = configuration.read(Path(sys.argv[1]))
+        prepare(config)
+        from lorad.pool.host import run
+
+        asyncio.run(run(config))
+    except (LoradError, OSError) as error:
+        hint = f" {error.hint}" if isinstance(error, LoradError) and error.hint else ""
+        print(f"the pool could not start: {error}.{hint}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def prepare(config: PoolConfig) -> None:
+    """What must be decided before torch is imported: its threads, and where the user's classes are."""
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(config.threads)
+    if config.pythonpath:
+        sys.path[:0] = config.pythonpath.split(os.pathsep)
+    import torch
+
+    torch.set_num_threads(config.threads)
+    torch.set_num_interop_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
+
+*Delivery*: the digest of what the engine received. *Direct comparison*: on canaries, the change that the version makes to
+the engine's log-probabilities, de, against the change that the trainer's slot makes to its own, dt (each side against
+its own base, so that most of their rounding drops out):
+
+    rel = |de - dt| / |dt|      slope = <de, dt> / |dt|^2      z = <de - dt(v-1), u> / |u|^2,  u = dt(v) - dt(v-1)
+
+rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses late in a run.
+Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with it, so that noise alone fails
+nothing, and where they have grown too large to prove anything the verdict is inconclusive.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.engines.base import Engine
+from lorad.pool.canaries import Canaries, make_canaries
+from lorad.protocol.calls import Attestation
+from lorad.trainers.base import Policy, Trainer
+
+NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
+
+
+class Limits(Struct, frozen=True):
+    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; blind: the limit
+    beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats, or so many times the base's sigma.
+    """
+
+    least_sigma: float
+    rel: float
+    rel_blind: float
+    largest: float
+    mean: float
+    z: float = 0.5
+
+
+FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5)
+BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2)
+LARGEST_SIGMAS, MEAN_SIGMAS = 40.0, 4.0
+
+
+class Attester:
+    """Attests on one engine and trainer; canaries are made once for each (count, tokens)."""
+
+    def __init__(self, engine: Engine, trainer: Trainer, vocab_size: int) -> None:
+        self._engine, self._trainer, self._vocab_size = engine, trainer, vocab_size
+        dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
+        self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
+        self._canaries: dict[tuple[int, int], Canaries] = {}
+
+    async def canaries(self, count: int, tokens: int) -> Canaries:
+        """Raises AttestationFailed when engine and trainer do not hold the same base."""
+        if (count, tokens) not in self._canaries:
+            made = await make_canaries(self._engine, self._trainer, self._vocab_size, count, tokens)
+            self._canaries.setdefault((count, tokens), made)
+        return self._canaries[count, tokens]
+
+    async def attest(
+        self, name: str, digest: str, slot: str, canaries: Canaries, previous: np.ndarray | None
+    ) -> tuple[Attestation, np.ndarray]:
+        """Whether `name` is what `slot` holds now, and dt for the next one. previous: dt(v-1); None: that was the base."""
+        trainer = (await self._trainer.logprobs(Policy(slot), canaries.batch)).astype(np.float64)
+        change = trainer - canaries.trainer
+        if (missing := await self.delivery(name, digest)) is not None:
+            return missing, change
+        engine = (await self._engine.score(name, canaries.batch)).astype(np.float64)
+        before = np.zeros_like(change) if previous is None else previous
+        return judge(canaries, engine, trainer, before, self.limits), change
+
+    async def delivery(self, name: str, digest: str) -> Attestation | None:
+        """None when the engine says that it holds `digest` under `name`."""
+        held = {version.name: version.digest for version in await self._engine.loaded()}
+        if name not in held:
+            return Attestation("failed", f"the engine does not hold {name} after loading it")
+        if held[name] != digest:
+            return Attestation("failed", f"the engine received sha256 {held[name]}, {digest} was exported")
+        return None
+
+
+def judge(
+    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
+) -> Attestation:
+    """The verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous: dt(v-1)."""
+    if not np.isfinite(engine).all():
+        return Attestation("failed", "the engine's log-probabilities are not finite")
+    facts = measure(canaries, engine, trainer, previous, limits)
+    largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"])
+    mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"])
+    wrong = [
+        f"{what} {facts[key]:.3g}, at most {limit:.3g}"
+        for what, key, limit in (
+            ("largest difference", "largest", largest),
+            ("mean difference", "mean", mean),
+            ("rel", "rel", facts.get("rel_limit", 0.0)),
+            ("|z - 1|", "z_error", facts.get("z_limit", 0.0)),
+        )
+        if key in facts and facts[key] > limit
+    ]
+    if wrong:
+        return Attestation("failed", f"{_resembles(facts)}: {'; '.join(wrong)}", facts)
+    return _passed_or_inconclusive(facts, limits)
+
+
+def measure(
+    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
+) -> dict[str, float]:
+    """The numbers behind a verdict; rel and slope are missing when the version changes nothing, z when nothing changed."""
+    de, dt = engine - canaries.engine, trainer - canaries.trainer
+    difference, u = np.abs(engine - trainer), dt - previous
+    sigma = max(canaries.sigma, limits.least_sigma)
+    noise = sigma * np.sqrt(canaries.tokens)  # the L2 norm of pure noise
+    norm, step = float(np.linalg.norm(dt)), float(np.linalg.norm(u))
+    facts = {
+        "sigma": sigma,
+        "signal": norm / np.sqrt(canaries.tokens),
+        "step": step / np.sqrt(canaries.tokens),
+        "largest": float(difference.max()),
+        "mean": float(difference.mean()),
+    }
+    if norm > 0:
+        facts["rel"] = float(np.linalg.norm(de - dt)) / norm
+        facts["rel_limit"] = max(limits.rel, NOISE_FACTOR * noise / norm)
+        facts["slope"] = float(de @ dt) / norm**2
+    if step > 0:
+        facts["z"] = float((de - previous) @ u) / step**2
+        facts["z_error"] = abs(facts["z"] - 1)
+        facts["z_limit"] = max(limits.z, NOISE_FACTOR * sigma / step)  # u averages the noise of all tokens
+    return {key: float(value) for key, value in facts.items()}
+
+
+def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestation:
+    numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
+    if "rel" not in facts:
+        return Attestation("passed", f"it changes nothing yet, and the engine agrees; largest {facts['largest']:.2g}", facts)
+    if facts["rel_limit"] > limits.rel_blind:
+        return Attestation("inconclusive", f"delivered, but too little signal to tell it from another: {numbers}", facts)
+    if "z" in facts and facts["z_limit"] > limits.z:
+        step = f"step {facts['step']:.2g} nats rms, noise {facts['sigma']:.2g}"
+        return Attestation("inconclusive", f"delivered, but too close to the previous version: {step}", facts)
+    z = f", z {facts['z']:.3f}" if "z" in facts else ""
+    return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
+
+
+def _resembles(facts: dict[str, float]) -> str:
+    """What the engine seems to serve instead, in words."""
+    if "rel" not in facts:
+        return "the engine does not answer like the base, which a fresh adapter equals"
+    slope, z = facts["slope"], facts.get("z", 1.0)
+    numbers = f"slope {slope:.3g}, z {z:.3g}"
+    if abs(slope) < 0.1:
+        return f"the engine answers like the base ({numbers})"
+    if abs(z) < 0.25:
+        return f"the engine answers like the previous version ({numbers})"
+    if 1.8 < slope < 2.2:
+        return f"the engine applies the adapter with twice its scale ({numbers})"
+    return f"the engine serves other tensors than were exported ({numbers})"

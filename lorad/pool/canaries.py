@@ -1,0 +1,76 @@
+"""Canaries: short texts of the base itself, on which engine and trainer are compared whenever a version is loaded.
+
+Near-certain tokens carry neither noise nor signal, so more are sampled than needed and the least certain ones stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.engines.base import BASE, Engine
+from lorad.errors import AttestationFailed
+from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.trainers.base import Policy, Trainer
+
+PROMPT_TOKENS = 8
+CANDIDATES = 4  # sampled for each canary that is wanted
+UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that tell something
+MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
+
+
+class Canaries(Struct, frozen=True):
+    """The texts and what both sides say of them under the base, float64 [T]. sigma: rms difference, nats."""
+
+    batch: Batch
+    engine: np.ndarray
+    trainer: np.ndarray
+    sigma: float
+
+    @property
+    def tokens(self) -> int:
+        return int(self.batch.completions.size)
+
+
+async def make_canaries(engine: Engine, trainer: Trainer, vocab_size: int, count: int, tokens: int) -> Canaries:
+    """`count` canaries of `tokens` tokens, the same ones for the same base.
+
+    Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
+    """
+    batch = await _sampled(engine, vocab_size, count, tokens)
+    engine_base = (await engine.score(BASE, batch)).astype(np.float64)
+    trainer_base = (await trainer.logprobs(Policy(), batch)).astype(np.float64)
+    sigma = float(np.sqrt(np.mean((engine_base - trainer_base) ** 2)))
+    limit = MOST_NOISE[engine.capabilities().dtype]
+    if not sigma <= limit:
+        raise AttestationFailed(
+            f"engine and trainer disagree about the base itself: rms {sigma:.2g} nats, at most {limit:g} is rounding",
+            hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
+        )
+    return Canaries(batch, engine_base, trainer_base, sigma)
+
+
+async def _sampled(engine: Engine, vocab_size: int, count: int, tokens: int) -> Batch:
+    """Prompts are drawn from the vocabulary with a fixed seed, completions from the base at temperature 1."""
+    random = np.random.default_rng([vocab_size, count, tokens])
+    prompts = [
+        Prompt(
+            id=str(index),
+            tokens=random.integers(0, vocab_size, PROMPT_TOKENS).astype(np.int32),
+            seeds=random.integers(0, 1 << 62, 1).astype(np.uint64),
+        )
+        for index in range(CANDIDATES * count)
+    ]
+    room = engine.capabilities().max_tokens - PROMPT_TOKENS
+    parts: dict[str, list[Chunk]] = {prompt.id: [] for prompt in prompts}
+    async for chunk in engine.generate("canaries", BASE, prompts, Sampling(max_new_tokens=min(tokens, room))):
+        parts[chunk.prompt].append(chunk)
+    best = sorted(prompts, key=lambda prompt: -_uncertain(parts[prompt.id]))[:count]
+    return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])
+
+
+def _uncertain(chunks: Sequence[Chunk]) -> int:
+    probabilities = np.exp(np.concatenate([chunk.logprobs for chunk in chunks]))
+    return int(((probabilities > UNCERTAIN[0]) & (probabilities < UNCERTAIN[1])).sum())

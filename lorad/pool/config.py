@@ -1,0 +1,52 @@
+"""`pool.json` in a pool's directory: what the daemon wants the pool to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lorad.errors import SpecError
+
+FILE = "pool.json"
+
+
+class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One base model on one device, with a trainer and an engine.
+
+    model: as in the spec; model_path: the directory that it resolved to. dtype `auto` is the checkpoint's own on a GPU
+    and float32 on the CPU. trainer_class and engine_class: `module:Class` that replaces what the name means;
+    pythonpath: where such modules are found, separated as in PYTHONPATH.
+    """
+
+    pool: str
+    model: str
+    model_path: str
+    socket: str
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    trainer: str = "builtin"
+    engine: str = "builtin"
+    trainer_class: str | None = None
+    engine_class: str | None = None
+    mode: Literal["fused"] = "fused"
+    threads: Annotated[int, Meta(gt=0)] = 1
+    device: str = "cpu"
+    pythonpath: str | None = None
+
+
+def read(directory: Path) -> PoolConfig:
+    """The configuration of a pool. Raises SpecError when it is missing or not usable."""
+    path = directory / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PoolConfig)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}", hint="The daemon writes it before it starts a pool.") from error
+    except msgspec.MsgspecError as error:
+        raise SpecError(f"{path}: {error}", hint="Remove the pool's directory; the daemon makes a new one.") from error
+
+
+def write(config: PoolConfig, directory: Path) -> None:
+    """Put the configuration where `read` finds it."""
+    (directory / FILE).write_bytes(msgspec.json.encode(config))

@@ -1,0 +1,60 @@
+"""The files of published versions, written behind the backs of the runs by one thread, in the order of publishing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.directory import write_directory
+from lorad.adapters.peft import write_peft
+from lorad.errors import LoradError
+
+log = logging.getLogger(__name__)
+
+
+class VersionFiles:
+    """`base_model`: what the PEFT configuration names as the base. A failed write is told to every later call of its run."""
+
+    def __init__(self, base_model: str) -> None:
+        self._base_model = base_model
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
+        self._pending: dict[str, list[Future[Any]]] = {}
+
+    def write(self, run: str, adapter: Adapter, directory: Path, facts: dict[str, Any]) -> None:
+        """Begin to write; returns at once."""
+        put = partial(write_peft, adapter, base_model=self._base_model)
+        future = self._thread.submit(write_directory, directory, put, facts)
+        self._pending.setdefault(run, []).append(future)
+
+    def check(self, run: str) -> None:
+        """Raises what went wrong with the files of an earlier version of `run`; does not wait."""
+        waiting = self._pending.get(run, [])
+        for future in [future for future in waiting if future.done()]:
+            if (error := future.exception()) is not None:
+                raise error if isinstance(error, LoradError) else LoradError(f"writing version files failed: {error!r}")
+            waiting.remove(future)
+
+    async def flush(self, run: str) -> None:
+        """Wait until every version of `run` is on disk. Raises what went wrong."""
+        await self._written(run)
+        self.check(run)
+
+    async def forget(self, run: str) -> None:
+        """Wait until nothing is being written for `run`; failures go to the log, a later attempt has none."""
+        await self._written(run)
+        for future in self._pending.pop(run, []):
+            if (error := future.exception()) is not None:
+                log.error("files of a version of %s were not written: %s", run, error)
+
+    def close(self) -> None:
+        """Write what is pending, then end the thread."""
+        self._thread.shutdown(wait=True)
+
+    async def _written(self, run: str) -> None:
+        if futures := list(self._pending.get(run, [])):
+            await asyncio.to_thread(wait, futures)

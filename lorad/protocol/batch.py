@@ -1,0 +1,146 @@
+"""Tokens on their way to an engine or a trainer. Ragged arrays are flat, with their lengths beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+
+class Prompt(Struct, frozen=True):
+    """One prompt and how many samples of it are wanted.
+
+    tokens: int32 [P]. seeds: uint64 [n], one for each sample; a sample depends on its own seed, the prompt, the
+    version and the sampling parameters, on nothing else that is random.
+    """
+
+    id: str
+    tokens: np.ndarray
+    seeds: np.ndarray
+
+
+class Sampling(Struct, frozen=True):
+    """How to sample. temperature 0 is greedy. top_k 0 is all. Stop tokens and strings end a sample.
+
+    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+class Chunk(Struct, frozen=True):
+    """Some new tokens of one sample; a sample is the concatenation of its chunks, the last of which has `finish`.
+
+    tokens: int32 [t]. logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and
+    top-p. `version` is the engine-side name that made these tokens.
+    """
+
+    prompt: str
+    index: int
+    version: str
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    finish: Literal["stop", "length", "abort"] | None = None
+
+
+class Batch(Struct, frozen=True):
+    """Samples in groups; the prompt of a group is given once. G groups, S samples in group order, T tokens in all.
+
+    prompts: int32 [sum(prompt_lengths)]     prompt_lengths: int32 [G]      group_sizes: int32 [G], sums to S
+    completions: int32 [T]                   completion_lengths: int32 [S], sums to T
+    """
+
+    prompts: np.ndarray
+    prompt_lengths: np.ndarray
+    group_sizes: np.ndarray
+    completions: np.ndarray
+    completion_lengths: np.ndarray
+
+    def check(self) -> None:
+        """Raises ValueError when the lengths do not add up."""
+        if int(self.prompt_lengths.sum()) != self.prompts.size:
+            raise ValueError("prompt_lengths do not sum to the number of prompt tokens")
+        if int(self.completion_lengths.sum()) != self.completions.size:
+            raise ValueError("completion_lengths do not sum to the number of completion tokens")
+        if int(self.group_sizes.sum()) != self.completion_lengths.size:
+            raise ValueError("group_sizes do not sum to the number of samples")
+        if self.prompt_lengths.size != self.group_sizes.size or (self.prompt_lengths < 1).any():
+            raise ValueError("every group needs a prompt of at least one token")
+        if (self.completion_lengths < 1).any():
+            raise ValueError("every sample needs at least one token")
+
+    def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """(prompt, completions) of each group, as views."""
+        prompts = np.split(self.prompts, np.cumsum(self.prompt_lengths)[:-1])
+        completions = np.split(self.completions, np.cumsum(self.completion_lengths)[:-1])
+        start = 0
+        for prompt, size in zip(prompts, self.group_sizes.tolist(), strict=True):
+            yield prompt, completions[start : start + size]
+            start += size
+
+    @classmethod
+    def of(cls, groups: list[tuple[np.ndarray, list[np.ndarray]]]) -> Batch:
+        """A batch of (prompt, completions) groups."""
+        completions = [c for _, group in groups for c in group]
+
+        def flat(arrays: list[np.ndarray]) -> np.ndarray:
+            return np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
+
+        return cls(
+            prompts=flat([p for p, _ in groups]),
+            prompt_lengths=np.array([len(p) for p, _ in groups], np.int32),
+            group_sizes=np.array([len(g) for _, g in groups], np.int32),
+            completions=flat(completions),
+            completion_lengths=np.array([len(c) for c in completions], np.int32),
+        )
+
+
+class PolicyTargets(Struct, frozen=True):
+    """What a policy-gradient loss needs beside the tokens. S samples, T completion tokens as in the batch.
+
+    advantages: float32 [S]. sampler_logprobs: float32 [T], the engine's. old_logprobs: float32 [T], the trainer's
+    before the first update on these samples; None: the current policy itself (on-policy, ratio 1).
+    reference_logprobs: float32 [T], the base's; None when the KL coefficient is 0.
+    """
+
+    advantages: np.ndarray
+    sampler_logprobs: np.ndarray
+    old_logprobs: np.ndarray | None = None
+    reference_logprobs: np.ndarray | None = None
+
+
+class PolicyLoss(Struct, frozen=True):
+    """The clipped policy-gradient loss of GRPO; see `lorad/rl/loss.py` for the formula and its sources."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    level: Literal["token", "sequence"] = "token"
+    importance_cap: float | None = None
+    temperature: float = 1.0
+
+
+class LossStats(Struct, frozen=True):
+    """Sums over the tokens of one forward_backward; the caller divides by `tokens`. `loss` is already normalised."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    entropy: float = 0.0
+    kl: float = 0.0
+    clipped: float = 0.0
+    ratio: float = 0.0
+    sampler_difference: float = 0.0  # sum of |trainer - engine| log-probability
+    sampler_difference_max: float = 0.0
+
+    def __add__(self, other: LossStats) -> LossStats:
+        biggest = max(self.sampler_difference_max, other.sampler_difference_max)
+        sums = {f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__}
+        return LossStats(**{**sums, "sampler_difference_max": biggest})

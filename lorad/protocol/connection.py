@@ -1,0 +1,102 @@
+"""The calling side of the pool's protocol: a plain blocking connection, one call at a time."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from lorad.errors import PoolLost, from_wire
+from lorad.protocol import frames
+from lorad.protocol.calls import VERBS, Answer, Call
+
+
+class Connection:
+    """Calls to one pool, from one run and attempt (or from nobody: run "").
+
+    Any failure of the socket raises PoolLost; the caller may make a new Connection with the same `seq` and repeat the
+    call: the pool does nothing twice.
+    """
+
+    def __init__(self, path: Path, *, run: str = "", attempt: int = 0, timeout: float | None = None) -> None:
+        self.run, self.attempt = run, attempt
+        self._ids = itertools.count(1)
+        self._seq = 0
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            self._socket.close()
+            raise PoolLost(f"no pool answers on {path}: {error.strerror or error}") from error
+
+    def call(self, verb: str, args: Any) -> Any:
+        """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
+        *_, result = self.stream(verb, args)
+        return result
+
+    def stream(self, verb: str, args: Any) -> Iterator[Any]:
+        """The items of a verb, then its result as the last one."""
+        kind = VERBS[verb]
+        with self._lock:
+            if kind.mutates:
+                self._seq += 1
+            call = Call(next(self._ids), verb, args, self.run, self.attempt, self._seq if kind.mutates else 0)
+            self._send(call)
+            while True:
+                answer = self._receive()
+                if answer.id != call.id:
+                    continue  # the rest of a stream that its reader left early
+                if answer.kind == "error":
+                    raise from_wire(answer.body)
+                expected = kind.item if answer.kind == "item" else kind.result
+                assert expected is not None
+                yield msgspec.convert(answer.body, expected, dec_hook=_arrays)
+                if answer.kind == "result":
+                    return
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, call: Call) -> None:
+        try:
+            for part in frames.encode(call):
+                self._socket.sendall(part)
+        except OSError as error:
+            raise PoolLost(f"the pool went away: {error.strerror or error}") from error
+
+    def _receive(self) -> Answer:
+        try:
+            header, buffers = frames.read(self._exactly)
+            return frames.decode(header, buffers, Answer)
+        except (OSError, frames.BadFrame) as error:
+            raise PoolLost(f"the pool went away: {error}") from error
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = self._socket.recv_into(view)
+            if not got:
+                raise ConnectionResetError("connection closed")
+            view = view[got:]
+        return data
+
+
+def _arrays(expected: Any, value: Any) -> Any:
+    if isinstance(value, expected):
+        return value
+    raise TypeError(f"expected {expected.__name__}, got {type(value).__name__}")

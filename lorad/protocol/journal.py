@@ -1,0 +1,188 @@
+"""The journal of a run: append-only JSON lines, one record per fact, fsynced before the fact takes effect.
+
+The journal is the truth, the database its index. One writer (a file lock on the journal itself). A torn tail is cut by
+the next writer and skipped by readers; `seq` removes doubles.
+
+Kinds and their data (docs of the fields: the structs below):
+    attempt     a life begins: Attempt                    version     a version is current: VersionFact
+    rewind      facts after step `to` no longer count     eval        a held-out evaluation: EvalFact
+    step        an optimizer step is done: StepFact       checkpoint  a checkpoint is whole: CheckpointFact
+    warning     something to look at: {message}           end         the attempt is over: EndFact
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import Conflict
+
+VERSION = 1
+
+
+class Record(Struct, frozen=True):
+    """One fact. `at`: Unix seconds. `step`: the number of optimizer steps done when it became true.
+
+    `crc`: zlib.crc32 of the JSON of all other fields in this order.
+    """
+
+    v: int
+    seq: int
+    run: str
+    attempt: int
+    step: int
+    kind: str
+    at: float
+    data: dict[str, Any]
+    crc: int = 0
+
+
+class Attempt(Struct, frozen=True):
+    """kind `attempt`. `resumed_from`: the step of the checkpoint, None for a fresh start."""
+
+    pid: int
+    steps: int  # the total asked for
+    pool: str
+    base_checksum: str
+    resumed_from: int | None
+    parameters: int
+
+
+class VersionFact(Struct, frozen=True):
+    """kind `version`. `path` is relative to the run directory."""
+
+    version: int
+    sha256: str
+    parent: int | None
+    path: str
+    rank: int
+    alpha: float
+    bytes: int
+    attested: str  # passed | inconclusive
+    attestation: str  # in words
+
+
+class StepFact(Struct, frozen=True):
+    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path."""
+
+    version: int
+    prompts: list[str]
+    position: int  # prompts consumed before this step
+    samples: str
+    samples_sha256: str
+    metrics: dict[str, float]
+
+
+class EvalFact(Struct, frozen=True):
+    """kind `eval`. score: mean reward of greedy completions."""
+
+    version: int
+    score: float
+    problems: int
+    failed: int
+
+
+class CheckpointFact(Struct, frozen=True):
+    """kind `checkpoint`."""
+
+    path: str
+    version: int
+    bytes: int
+
+
+class EndFact(Struct, frozen=True):
+    """kind `end`. reason: completed | stopped | failed | attestation_failed | lost."""
+
+    reason: str
+    detail: str
+    hint: str = ""
+
+
+def encode(record: Record) -> bytes:
+    """The line of a record, its crc set."""
+    crc = zlib.crc32(msgspec.json.encode(msgspec.structs.replace(record, crc=0)))
+    return msgspec.json.encode(msgspec.structs.replace(record, crc=crc)) + b"\n"
+
+
+def decode(line: bytes) -> Record | None:
+    """The record of a line; None when the line is torn or damaged."""
+    try:
+        record = msgspec.json.decode(line, type=Record)
+    except msgspec.MsgspecError:
+        return None
+    plain = msgspec.structs.replace(record, crc=0)
+    return record if zlib.crc32(msgspec.json.encode(plain)) == record.crc else None
+
+
+def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
+    """Whole records from a byte offset, each with the offset after it; stops at the first torn or damaged line."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            record = decode(line) if line.endswith(b"\n") else None
+            if record is None:
+                return
+            offset += len(line)
+            yield record, offset
+
+
+class JournalWriter:
+    """Appends facts of one attempt. Raises Conflict when another process writes to this journal."""
+
+    def __init__(self, path: Path, run: str, attempt: int) -> None:
+        self.run, self.attempt = run, attempt
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise Conflict(f"another driver writes to {path}", hint=f"`lorad kill {run}` ends it.") from None
+        self._seq, end = 0, 0
+        for record, end in read(path):
+            self._seq = record.seq
+        os.ftruncate(self._fd, end)
+
+    def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
+        """Write one fact and fsync it. Raises OSError (disk full): then nothing of it counts."""
+        plain = data if isinstance(data, dict) else msgspec.to_builtins(data)
+        record = Record(VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
+        line, size = encode(record), os.fstat(self._fd).st_size
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(28, "No space left on device")
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, size)
+            raise
+        self._seq += 1
+        return record
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def lineage(records: list[Record]) -> list[Record]:
+    """The facts that count: a `rewind {to}` drops what earlier attempts said of later steps (to = -1: all of it)."""
+    alive: list[Record] = []
+    for record in records:
+        if record.kind == "rewind":
+            alive = [r for r in alive if r.step <= record.data["to"] or r.kind in ("attempt", "end")]
+        alive.append(record)
+    return alive

@@ -1,0 +1,1 @@
+"""Pure pieces of reinforcement learning: tasks, data, rewards, advantages and losses."""

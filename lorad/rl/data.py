@@ -1,0 +1,196 @@
+"""Prompts, by position: what step n trains on follows from the spec and the number of prompts consumed before it."""
+
+from __future__ import annotations
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from lorad.errors import SpecError
+from lorad.rl.sources import Row, read_rows
+from lorad.rl.tasks import TASKS, Problem, problem
+from lorad.rl.tokenizer import Tokenizer
+from lorad.specs import Data
+
+Split = Literal["train", "test"]
+EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
+CHUNK = 1024  # prompts tokenised at once
+
+
+class Example(Struct, frozen=True):
+    """One prompt as the model gets it.
+
+    id: unique among the positions of a dataset. prompt: the text behind `tokens`, chat template applied. row: every
+    column of the source, for reward functions.
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    tokens: list[int]
+    row: dict[str, Any]
+
+
+class Dataset(ABC):
+    """size: distinct prompts, None when endless. dropped: rows left out as too long. has_answers: see `Example`."""
+
+    size: int | None = None
+    dropped: int = 0
+    has_answers: bool = True
+
+    @abstractmethod
+    def take(self, position: int, n: int) -> list[Example]:
+        """The `n` examples after the first `position`; equal arguments give equal examples, in any process."""
+
+
+class TaskDataset(Dataset):
+    """A builtin task: endless, and as plain text whatever the model's chat template."""
+
+    def __init__(self, task: str, split: Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
+        self._task, self._split, self._seed = task, split, seed
+        self._tokenizer, self._limit = tokenizer, limit
+
+    def take(self, position: int, n: int) -> list[Example]:
+        problems = (problem(self._task, self._split, self._seed, position + index) for index in range(n))
+        return [self._example(found) for found in problems]
+
+    def _example(self, found: Problem) -> Example:
+        tokens = self._tokenizer.encode(found.prompt, special=True)
+        if len(tokens) > self._limit:
+            raise SpecError(
+                f"data.max_prompt_tokens: {found.prompt!r} of the task {self._task} has {len(tokens)} tokens, not "
+                f"{self._limit} at most",
+                hint=f"Set it to {len(tokens)} or more.",
+            )
+        return Example(found.id, found.prompt, found.answer, tokens, {"prompt": found.prompt, "answer": found.answer})
+
+
+class RowDataset(Dataset):
+    """Rows in memory; with `shuffle` every epoch has its own order, from (seed, epoch)."""
+
+    def __init__(self, name: str, rows: Iterable[Row], data: Data, tokenizer: Tokenizer, seed: int) -> None:
+        """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
+        self._name, self._data, self._tokenizer, self._seed = name, data, tokenizer, seed
+        self._order: tuple[int, list[int]] | None = None
+        self._rows = list(self._kept(rows))
+        self.size = len(self._rows)
+        self.has_answers = any(data.answer_key in row.values for row in self._rows)
+        if not self._rows:
+            left_out = f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
+            raise SpecError(
+                f"data: {name} has no usable row{left_out}", hint="Raise data.max_prompt_tokens or add rows."
+            )
+        if self.has_answers:
+            for row in self._rows:
+                _value(row, data.answer_key)
+
+    def take(self, position: int, n: int) -> list[Example]:
+        chosen = [divmod(index, len(self._rows)) for index in range(position, position + n)]
+        rows = [self._rows[self._epoch_order(epoch)[offset]] for epoch, offset in chosen]
+        return [
+            self._example(row, epoch, tokens)
+            for (epoch, _), row, tokens in zip(chosen, rows, self._tokenised(rows), strict=True)
+        ]
+
+    def _kept(self, rows: Iterable[Row]) -> Iterator[Row]:
+        rows = iter(rows)
+        while chunk := list(islice(rows, CHUNK)):
+            texts = [self._text(row) for row in chunk]
+            for row, tokens in zip(chunk, self._encode(texts), strict=True):
+                if not tokens:
+                    raise SpecError(f"{row.where}: the prompt is empty", hint="Every prompt has at least one token.")
+                if len(tokens) <= self._data.max_prompt_tokens or self._data.too_long == "truncate":
+                    yield row
+                else:
+                    self.dropped += 1
+
+    def _example(self, row: Row, epoch: int, tokens: list[int]) -> Example:
+        answer = _value(row, self._data.answer_key) if self.has_answers else ""
+        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+        prompt = self._text(row)
+        if len(tokens) > self._data.max_prompt_tokens:
+            tokens = tokens[-self._data.max_prompt_tokens :]
+            prompt = self._tokenizer.decode(tokens, skip_special=False)
+        return Example(f"{self._name}/{row.number}/{epoch}", prompt, text, tokens, row.values)
+
+    def _tokenised(self, rows: Sequence[Row]) -> list[list[int]]:
+        return self._encode([self._text(row) for row in rows])
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._tokenizer.encode_batch(texts, special=not self._templated)
+
+    @property
+    def _templated(self) -> bool:
+        return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
+
+    def _text(self, row: Row) -> str:
+        """The prompt as text; with a chat template a string is what the user says."""
+        value = _value(row, self._data.prompt_key)
+        messages = _messages(value, row)
+        if self._templated:
+            return self._tokenizer.chat(messages)
+        if isinstance(value, str):
+            return value
+        never = self._data.chat_template == "never"
+        why = "data.chat_template is never" if never else "the model has no chat template"
+        raise SpecError(f"{row.where}: the prompt is a list of messages but {why}", hint="Give prompts as strings.")
+
+    def _epoch_order(self, epoch: int) -> list[int]:
+        if self._order is None or self._order[0] != epoch:
+            order = list(range(len(self._rows)))
+            if self._data.shuffle:
+                random.Random(f"{self._seed}/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+
+def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
+    """The dataset of `data.train` or `data.eval`; `cwd` is where relative paths start. Raises SpecError."""
+    if source in TASKS:
+        return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
+    return RowDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed)
+
+
+def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
+    """The first `problems` held-out problems, the same for every run; empty when the spec has no eval.
+
+    Without `data.eval` they are the test split of the builtin task in `data.train`; a file is taken in its order.
+    """
+    source = data.eval or (data.train if data.train in TASKS else None)
+    if source is None:
+        return []
+    if source in TASKS:
+        return TaskDataset(source, "test", EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
+    ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
+    found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
+    return found.take(0, min(problems, found.size or problems))
+
+
+def _value(row: Row, key: str) -> Any:
+    if (value := row.values.get(key)) is None:
+        there = ", ".join(map(str, row.values)) or "nothing"
+        what = "is null" if key in row.values else "is missing"
+        setting = "data.prompt_key or data.answer_key"
+        raise SpecError(f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set {setting} to one of them.")
+    return value
+
+
+def _messages(value: Any, row: Row) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    ):
+        return value
+    raise SpecError(
+        f"{row.where}: the prompt is neither a string nor a list of messages",
+        hint='A message is {"role": "user", "content": "…"}.',
+    )

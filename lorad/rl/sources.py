@@ -1,0 +1,96 @@
+"""Rows of data files and hub datasets, each with the place that an error about it names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.errors import SpecError
+
+HUB = re.compile(r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?::(?P<parts>[\w.:\[\]%+-]+))?")
+FORMS = "a builtin task, a .jsonl or .parquet file, or hub:org/name[:config]:split"
+
+
+class Row(Struct, frozen=True):
+    """`number` is the place in the source, from 1; `where` is `file:number`."""
+
+    number: int
+    where: str
+    values: dict[str, Any]
+
+
+def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
+    """The rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at the bad row."""
+    path = cwd / Path(source).expanduser()
+    suffix = path.suffix.lower()
+    if suffix not in (".jsonl", ".parquet"):
+        return _read_hub(source, split, path)
+    if not path.is_file():
+        raise SpecError(
+            f"data: there is no file {path}", hint="Relative paths start at the directory of the spec file."
+        )
+    return _read_jsonl(path) if suffix == ".jsonl" else _read_parquet(path)
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SpecError(
+                    f"{where}: not JSON: {error}", hint="Each line is one JSON object, in UTF-8."
+                ) from error
+            if not isinstance(values, dict):
+                raise SpecError(f"{where}: not a JSON object", hint='Each line is one object, {"prompt": …}.')
+            yield Row(number, where, values)
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(number, f"{path}:{number}", values)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SpecError(f"{path}: not readable as Parquet: {error}", hint="Write the file again.") from error
+
+
+def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
+    found = HUB.fullmatch(source)
+    if found is None or path.exists():
+        raise SpecError(f"data: {source} is no task, no .jsonl or .parquet file and no hub name", hint=f"Give {FORMS}.")
+    try:
+        import datasets
+    except ImportError as error:
+        raise SpecError(
+            f"data: {source} is a hub dataset and the package `datasets` is not installed",
+            hint="pip install datasets, or give a .jsonl or .parquet file",
+        ) from error
+    config, chosen = _config_and_split(found["parts"], split)
+    try:
+        rows = datasets.load_dataset(found["name"], config, split=chosen)
+    except Exception as error:  # each kind of failure of the hub has its own class
+        raise SpecError(
+            f"data: the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
+            hint=f"check name and network, or download it; the form is hub:org/name[:config]:split, here {chosen}",
+        ) from error
+    return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))
+
+
+def _config_and_split(parts: str | None, split: str) -> tuple[str | None, str]:
+    config, colon, chosen = (parts or "").rpartition(":")
+    return (config or None) if colon else None, chosen or split

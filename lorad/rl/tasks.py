@@ -1,0 +1,79 @@
+"""The builtin tasks: endless, checkable problems that need no data file."""
+
+import random
+import string
+import zlib
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import msgspec
+
+from lorad.errors import SpecError
+
+Split = Literal["train", "validation", "test"]
+
+SHORTEST, LONGEST = 4, 8
+BUCKETS = 16
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One question with its only right answer; `id` names it for ever, e.g. `sort/train/0/17`."""
+
+    id: str
+    prompt: str
+    answer: str
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A family of problems `<letter>:<word>=`, the word being 4 to 8 characters of `alphabet`."""
+
+    letter: str
+    alphabet: str
+    solve: Callable[[str], str]
+
+
+def _sort(word: str) -> str:
+    return "".join(sorted(word))
+
+
+def _reverse(word: str) -> str:
+    return word[::-1]
+
+
+TASKS: dict[str, Task] = {
+    "sort": Task("S", string.digits, _sort),
+    "reverse": Task("R", string.ascii_lowercase, _reverse),
+}
+
+
+def split_of(prompt: str) -> Split:
+    """Which split a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest train."""
+    bucket = zlib.crc32(prompt.encode()) % BUCKETS
+    return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
+
+
+def problem(task: str, split: Split, seed: int, index: int) -> Problem:
+    """The problem at `index` of an endless sequence; equal arguments give equal problems, on any machine.
+
+    Every problem has its own random stream, so any index costs the same and none depends on another. No prompt is
+    in two splits; within one split prompts may repeat.
+
+    Raises:
+        SpecError: there is no such task or split.
+    """
+    kind = _known(task, split)
+    name = f"{task}/{split}/{seed}/{index}"
+    rng = random.Random(name)
+    while True:
+        word = "".join(rng.choices(kind.alphabet, k=rng.randint(SHORTEST, LONGEST)))
+        prompt = f"{kind.letter}:{word}="
+        if split_of(prompt) == split:
+            return Problem(id=name, prompt=prompt, answer=kind.solve(word))
+
+
+def _known(task: str, split: str) -> Task:
+    if task not in TASKS:
+        raise SpecError(f"there is no builtin task {task!r}", hint=f"choose one of: {', '.join(sorted(TASKS))}")
+    if split not in get_args(Split):
+        raise SpecError(f"task {task!r} has no split {split!r}", hint=f"choose one of: {', '.join(get_args(Split))}")
+    return TASKS[task]

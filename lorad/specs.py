@@ -1,0 +1,238 @@
+"""The spec: the YAML that a user writes, frozen and checked once; unknown keys are refused.
+
+Every value is checked here as far as the value alone tells (types, ranges, names); what needs the disk (model, data,
+reward) is checked by the preflight. Readers never see a key rewritten: derived values are properties.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lorad.errors import SpecError
+
+Positive = Annotated[int, Meta(gt=0)]
+NonNegative = Annotated[int, Meta(ge=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Probability = Annotated[float, Meta(ge=0, lt=1)]
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A section of the spec."""
+
+
+class Model(Part):
+    """`path`: `builtin:tiny`, a local Hugging Face directory, or a hub id."""
+
+    path: str = "builtin:tiny"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+class Lora(Part):
+    """The adapter: scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023)."""
+
+    rank: Positive = 16
+    alpha: PositiveFloat = 32
+    dropout: Probability = 0.0
+    target_modules: str | list[str] = "all-linear"
+    exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
+    init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
+    rslora: bool = False
+    type: Literal["lora", "canonical_lora"] = "lora"
+    adapter_path: str | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class Kl(Part):
+    """Penalty towards the base (adapter off); estimators k1, k2, k3 of Schulman, "Approximating KL divergence"."""
+
+    coef: NonNegativeFloat = 0.0
+    type: Literal["k1", "k2", "k3"] = "k3"
+
+
+class Algorithm(Part):
+    """GRPO (Shao et al., 2024, DeepSeekMath) with its usual switches."""
+
+    name: Literal["grpo"] = "grpo"
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    clip: tuple[NonNegativeFloat, NonNegativeFloat] = (0.2, 0.2)
+    kl: Kl = Kl()
+    epochs: Positive = 1
+    minibatches: Positive = 1
+    advantage: Literal["std", "mean"] = "std"  # std: (r - mean) / std; mean: r - mean (Dr. GRPO)
+    loss_level: Literal["token", "sequence"] = "token"
+    drop_zero_variance: bool = True
+    importance_cap: PositiveFloat | None = None  # truncated importance sampling against the engine; None: off
+
+
+class Data(Part):
+    """Where prompts come from: a builtin task, a JSONL or Parquet file, or a hub dataset."""
+
+    train: str = "sort"
+    eval: str | None = None  # None: the held-out split of a builtin task; files: no eval
+    prompts_per_step: Positive = 16
+    prompt_key: str = "prompt"
+    answer_key: str = "answer"
+    max_prompt_tokens: Positive = 512
+    too_long: Literal["drop", "truncate"] = "drop"
+    chat_template: Literal["auto", "never"] = "auto"
+    shuffle: bool = True
+
+
+class RewardSpec(Part):
+    """`name` is a builtin (`exact_match`, `gsm8k`, `regex`) or `path/to/module.py:function`."""
+
+    name: str = "exact_match"
+    pattern: str | None = None  # for `regex`
+    timeout: PositiveFloat = 10.0  # seconds for one sample
+    max_failures: Annotated[float, Meta(ge=0, le=1)] = 1.0  # a step whose share of failed samples reaches this fails
+
+
+class Trainer(Part):
+    """Optimizer and parallelism. AdamW (Loshchilov & Hutter, 2019)."""
+
+    backend: str = "builtin"
+    lr: NonNegativeFloat = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_steps: Positive | None = None  # horizon of linear and cosine; None: `steps`
+    warmup_steps: NonNegative = 0
+    min_lr: NonNegativeFloat = 0.0
+    steps: Positive = 60
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: NonNegativeFloat = 1.0  # 0: no clipping
+    tokens_per_microbatch: Positive = 16384
+    tp: Positive = 1
+    pp: Positive = 1
+    dp: Positive = 1
+
+
+class Rollout(Part):
+    """How completions are sampled."""
+
+    backend: str = "builtin"
+    max_new_tokens: Positive = 16
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0  # 0: all
+    stop: list[str] = []
+    engine_args: dict[str, Any] = {}
+
+
+class Eval(Part):
+    """Greedy evaluation on held-out problems, before training, every `every` steps and at the end (0: never)."""
+
+    every: NonNegative = 10
+    problems: Positive = 256
+
+
+class Checkpoint(Part):
+    """A checkpoint every `every` steps and at the end; the newest `keep` stay."""
+
+    every: Positive = 10
+    keep: Positive = 3
+    keep_versions: NonNegative = 64  # files of the newest versions that stay though nothing refers to them; 0: all
+
+
+class Pool(Part):
+    """How trainer and engine share devices."""
+
+    mode: Literal["auto", "fused"] = "auto"
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    threads: Positive | None = None  # compute threads on the CPU; None: chosen from the model's size
+
+
+class Resources(Part):
+    """What the run needs and how it is treated."""
+
+    devices: Annotated[int, Meta(ge=1, le=1)] = 1
+    priority: int = 0
+    restart: Literal["never", "on-failure"] = "never"
+
+
+class Attest(Part):
+    """How a load is attested."""
+
+    canaries: Annotated[int, Meta(ge=4, le=256)] = 8
+    tokens: Annotated[int, Meta(ge=8, le=256)] = 24
+
+
+class Spec(Part):
+    """One run, as the user wants it."""
+
+    name: Annotated[str, Meta(pattern=NAME)] | None = None
+    seed: NonNegative = 0
+    deterministic: bool = True
+    model: Model = Model()
+    lora: Lora = Lora()
+    algorithm: Algorithm = Algorithm()
+    data: Data = Data()
+    reward: str | RewardSpec = "exact_match"
+    trainer: Trainer = Trainer()
+    rollout: Rollout = Rollout()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    pool: Pool = Pool()
+    resources: Resources = Resources()
+    attest: Attest = Attest()
+
+    @property
+    def reward_spec(self) -> RewardSpec:
+        return RewardSpec(name=self.reward) if isinstance(self.reward, str) else self.reward
+
+
+def convert(data: Any) -> Spec:
+    """The spec of a plain mapping.
+
+    Raises SpecError whose message begins with the key (`lora.rank: Expected int >= 1`); an unknown key comes with
+    the nearest known one.
+    """
+    if not isinstance(data, dict):
+        raise SpecError(f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one.")
+    _refuse_unknown(data, Spec, "")
+    try:
+        return msgspec.convert(data, Spec)
+    except msgspec.ValidationError as error:
+        raise SpecError(_readable(str(error))) from None
+
+
+def to_json(spec: Spec) -> bytes:
+    """The resolved spec, canonical: equal specs give equal bytes."""
+    return msgspec.json.encode(spec)
+
+
+def from_json(data: bytes) -> Spec:
+    return msgspec.json.decode(data, type=Spec)
+
+
+def _refuse_unknown(data: dict[str, Any], part: type[Struct], prefix: str) -> None:
+    fields = {field.name: field.type for field in msgspec.structs.fields(part)}
+    for key, value in data.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(fields)}"
+            raise SpecError(f"{prefix}{key}: unknown key", hint=known[0].upper() + known[1:])
+        section = _section(fields[key])
+        if section is not None and isinstance(value, dict):
+            _refuse_unknown(value, section, f"{prefix}{key}.")
+
+
+def _section(kind: Any) -> type[Struct] | None:
+    candidates = (kind, *getattr(kind, "__args__", ()))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Struct)), None)
+
+
+def _readable(message: str) -> str:
+    """`Expected `int` >= 1 - at `$.lora.rank`` -> `lora.rank: Expected int >= 1`."""
+    text, _, where = message.partition(" - at ")
+    key = where.strip("`").removeprefix("$").removeprefix(".")
+    return f"{key}: {text}".replace("`", "") if key else text.replace("`", "")

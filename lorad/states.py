@@ -1,0 +1,70 @@
+"""The life of a run: its states, why it ended, and every move that is allowed.
+
+    queued -> starting -> running -> stopping -> paused | ended
+
+*Why it ended* (`EndReason`) is not a state. All moves are in `MOVES`; the store makes each one as a compare-and-swap
+together with its event, in one transaction.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """Where a run is in its life."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+    @property
+    def is_active(self) -> bool:
+        """A driver or a pool may be working for a run in this state."""
+        return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing works for the run; it may be resumed."""
+        return self in (RunState.PAUSED, RunState.ENDED)
+
+
+class EndReason(StrEnum):
+    """Why a run ended."""
+
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    KILLED = "killed"
+    FAILED = "failed"
+    LOST = "lost"
+    ATTESTATION_FAILED = "attestation_failed"
+
+
+class Move(StrEnum):
+    """What can happen to a run."""
+
+    PLACE = "place"
+    CONFIRM = "confirm"
+    STOP = "stop"
+    PAUSE = "pause"
+    END = "end"
+    RESUME = "resume"
+
+
+Q, S, R, T, P, E = RunState
+MOVES: dict[Move, dict[RunState, RunState]] = {
+    Move.PLACE: {Q: S},  # devices leased, pool and driver are being started
+    Move.CONFIRM: {S: R},  # the driver's first record was read
+    Move.STOP: {S: T, R: T},  # a graceful stop was asked for (pause, stop) or a kill
+    Move.PAUSE: {T: P, Q: P},  # the graceful stop is over and the run is to be resumed later
+    Move.END: {Q: E, S: E, R: E, T: E, P: E},
+    Move.RESUME: {P: Q, E: Q},
+}
+
+
+def target(state: RunState, move: Move) -> RunState | None:
+    """The state that `move` leads to from `state`; None when the move is not allowed there."""
+    return MOVES[move].get(state)

@@ -1,0 +1,1 @@
+"""The index: runs, versions, checkpoints, pools, events and metrics in SQLite."""

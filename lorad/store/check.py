@@ -1,0 +1,49 @@
+"""Is the database whole, and is the SQLite that this Python carries one to trust? For `lorad doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from msgspec import Struct
+
+FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))  # https://sqlite.org/wal.html#walresetbug; later branches have it
+
+
+class Report(Struct, frozen=True):
+    """`problems`: the database is damaged. `warnings`: it is not, but could be better off."""
+
+    problems: list[str]
+    warnings: list[str]
+
+
+def check(path: Path) -> Report:
+    """Reads the whole database and changes nothing; fine while a daemon writes to it."""
+    warning = version_warning(sqlite3.sqlite_version_info)
+    problems = _problems(path) if path.exists() else []
+    return Report(problems, [warning] if warning else [])
+
+
+def version_warning(version: tuple[int, int, int]) -> str:
+    """What is wrong with a version of SQLite; "" when nothing is."""
+    if version >= FIXED[-1] or any(version[:2] == fixed[:2] and version >= fixed for fixed in FIXED):
+        return ""
+    return (
+        f"SQLite {'.'.join(map(str, version))} can damage a database to which two processes write at the same instant "
+        f"(the WAL-reset bug, fixed in 3.51.3). Only the daemon writes to lorad's; open it with other tools read-only, "
+        f"or use a Python with a newer SQLite."
+    )
+
+
+def _problems(path: Path) -> list[str]:
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            found = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
+            broken = connection.execute("PRAGMA foreign_key_check").fetchall()
+    except sqlite3.DatabaseError as error:
+        return [f"{path}: {error}"]
+    return [f"{path}: {problem}" for problem in found] + [
+        f"{path}: row {rowid} of {table} refers to a row of {parent} that is not there"
+        for table, rowid, parent, _ in broken
+    ]

@@ -1,0 +1,127 @@
+"""The database: one connection, one writer, one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from lorad.errors import Conflict, IntegrityError
+from lorad.migrations import MIGRATIONS
+
+Row = dict[str, Any]
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+BUSY_SECONDS = 30.0  # how long a write waits for another connection
+PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+
+
+class Store:
+    """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that made it.
+
+    Raises Conflict when a newer lorad wrote it, IntegrityError when it is damaged. An older schema is upgraded as one
+    transaction, with a copy kept as `<path>.before-<migration>`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _locked(path.with_name(path.name + ".lock")):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    @property
+    def schema(self) -> str:
+        """The name of the newest migration that was applied."""
+        return MIGRATIONS.applied(Database(self._connection))[-1].name
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, from BEGIN IMMEDIATE to COMMIT; rolled back when the block raises. Never await inside.
+
+        Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
+        """
+        begin, commit = "BEGIN IMMEDIATE", "COMMIT"
+        undo: tuple[str, ...] = ("ROLLBACK",)
+        if self._connection.in_transaction:
+            begin, commit, undo = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
+        self._connection.execute(begin)
+        try:
+            yield self._connection
+            self._connection.execute(commit)
+        except BaseException:
+            for statement in undo if self._connection.in_transaction else ():
+                self._connection.execute(statement)
+            raise
+
+    def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        cursor = self._connection.execute(sql, parameters)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, values, strict=True)) for values in cursor]
+
+    def row(self, sql: str, parameters: Parameters = ()) -> Row | None:
+        """The first row of the answer; None when there is none."""
+        return next(iter(self.rows(sql, parameters)), None)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _prepare(self) -> None:
+        try:
+            for pragma in PRAGMAS:
+                self._connection.execute(f"PRAGMA {pragma}")
+            found = [row["quick_check"] for row in self.rows("PRAGMA quick_check(1)")]
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, read-only, disk full: the file may be whole
+                raise
+            found = [str(error)]
+        if found != ["ok"]:
+            raise IntegrityError(
+                f"the database {self.path} is damaged: {found[0]}",
+                hint="Move it away with its -wal file and put a backup in its place. Run directories are not touched by this.",
+            )
+        self._migrate()
+
+    def _migrate(self) -> None:
+        db = Database(self._connection)
+        applied, known = MIGRATIONS.applied(db), [migration.name for migration in MIGRATIONS._migrations]
+        if unknown := [migration.name for migration in applied if migration.name not in known]:
+            raise Conflict(
+                f"the database {self.path} was written by a newer lorad: "
+                f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
+                hint="Update lorad, or set LORAD_HOME to another directory.",
+            )
+        pending = MIGRATIONS.pending(db)
+        if applied and pending:
+            self._copy_to(self.path.with_name(f"{self.path.name}.before-{pending[0].name}"))
+        if pending:
+            with self.write():  # all or nothing, the table of migrations too
+                MIGRATIONS.apply(db)
+
+    def _copy_to(self, path: Path) -> None:
+        part = path.with_name(path.name + ".part")
+        part.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(part)) as copy:
+            self._connection.backup(copy)
+        part.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a file lock; waits for it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

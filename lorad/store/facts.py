@@ -1,0 +1,97 @@
+"""The rows that each kind of journal record makes, see `lorad.protocol.journal`."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from lorad.protocol.journal import Record
+from lorad.store.db import Row, Store
+
+AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
+COLUMNS = {
+    "step": ("steps", ("version", "samples", "samples_sha256")),
+    "eval": ("evals", ("version", "score", "problems", "failed")),
+    "version": (
+        "versions",
+        ("version", "sha256", "parent", "path", "rank", "alpha", "bytes", "attested", "attestation"),
+    ),
+    "checkpoint": ("checkpoints", ("version", "path", "bytes")),
+}
+TABLES = tuple(table for table, _ in COLUMNS.values())
+
+
+def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
+    """Make the index say what the record says. A kind without rows of its own changes nothing."""
+    if record.kind in COLUMNS:
+        _put_fact(connection, run, record)
+    elif record.kind == "rewind":
+        for table in TABLES:
+            sql = f"UPDATE {table} SET lineage = 0 WHERE run = ? AND step > ? AND lineage = 1"
+            connection.execute(sql, (run, record.data["to"]))
+    elif record.kind == "attempt":
+        values = (run, record.attempt, record.data["resumed_from"], record.at)
+        connection.execute(
+            "INSERT OR IGNORE INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values
+        )
+        connection.execute("UPDATE runs SET attempt = max(attempt, ?) WHERE name = ?", (record.attempt, run))
+    elif record.kind == "end":
+        connection.execute(
+            "UPDATE attempts SET ended_at = coalesce(ended_at, ?), reason = coalesce(reason, ?) "
+            "WHERE run = ? AND attempt = ?",
+            (record.at, record.data["reason"], run, record.attempt),
+        )
+
+
+def event_data(record: Record) -> dict[str, Any]:
+    """What an event tells of a record: all but the ids of the prompts."""
+    data = {key: value for key, value in record.data.items() if key != "prompts"}
+    return {"attempt": record.attempt, "step": record.step} | data
+
+
+def doubt(connection: sqlite3.Connection, run: str) -> None:
+    """Mark all rows of a run as perhaps not in its journal; `put` clears the mark."""
+    for table in TABLES:
+        connection.execute(f"UPDATE {table} SET seq = -seq, lineage = 0 WHERE run = ? AND seq > 0", (run,))
+
+
+def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
+    """Drop the rows that still bear the mark. Versions stay, as facts that do not count: an alias may name them."""
+    for table in TABLES:
+        if table != "versions":
+            connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq < 0", (run,))
+
+
+def summarize(store: Store, connection: sqlite3.Connection, run: str) -> None:
+    """Step, reward, version, evaluations and rates of a run, from the facts that count."""
+    where = "WHERE run = ? AND lineage = 1 ORDER BY step"
+    last = store.row(f"SELECT step, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
+    first_eval = store.row(f"SELECT score FROM evals {where}, attempt LIMIT 1", (run,))
+    last_eval = store.row(f"SELECT score FROM evals {where} DESC, attempt DESC LIMIT 1", (run,))
+    current = store.row("SELECT max(version) AS version FROM versions WHERE run = ? AND lineage = 1", (run,))
+    metrics = msgspec.json.decode(last["metrics"]) if last else {}
+    connection.execute(
+        "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, eval_last = ?, "
+        "version = ? WHERE name = ?",
+        (
+            last["step"] if last else 0,
+            *(metrics.get(key) for key in ("reward", "tokens_per_second", "seconds")),
+            first_eval and first_eval["score"],
+            last_eval and last_eval["score"],
+            current and current["version"],
+            run,
+        ),
+    )
+
+
+def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
+    table, columns = COLUMNS[record.kind]
+    row: Row = {"run": run, "attempt": record.attempt, "step": record.step, "seq": record.seq, "lineage": 1}
+    row |= {AGES.get(table, "at"): record.at} | {column: record.data[column] for column in columns}
+    if table == "steps":
+        row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
+    names, values = ", ".join(row), ", ".join(f":{column}" for column in row)
+    sets = ", ".join(f"{column} = excluded.{column}" for column in row)
+    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row)

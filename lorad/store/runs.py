@@ -1,0 +1,181 @@
+"""Runs and their attempts.
+
+A run's row: the keys of a run in `lorad.client`, and {owner_uid, spec (JSON text), directory, priority, wanted
+(pause | stop | kill | None), resume_step}. `started_at` is when it was first placed; `ended_at` is None until it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from lorad.errors import Conflict, NotFound
+from lorad.states import MOVES, EndReason, Move, RunState, target
+from lorad.store import events
+from lorad.store.db import Row, Store
+
+FIELDS = frozenset({"detail", "pool", "priority", "resume_step", "steps", "waiting", "wanted"})
+RECENT_SECONDS = 24 * 3600.0
+
+
+def create(
+    store: Store,
+    *,
+    name: str,
+    owner: str,
+    spec_json: str,
+    directory: str,
+    steps: int,
+    priority: int,
+    owner_uid: int | None = None,
+) -> Row:
+    """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use."""
+    with store.write() as connection:
+        if store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+            raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
+        event = _tell(store, name, None, RunState.QUEUED, by=owner)
+        row = {
+            "name": name, "owner": owner, "owner_uid": os.getuid() if owner_uid is None else owner_uid,
+            "state": RunState.QUEUED, "spec": spec_json, "directory": directory, "priority": priority,
+            "steps": steps, "created_at": time.time(), "first_event": event,
+        }  # fmt: skip
+        connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{key}' for key in row)})", row)
+        return get(store, name)
+
+
+def get(store: Store, name: str) -> Row:
+    """Raises NotFound."""
+    row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
+    if row is None:
+        raise NotFound(f"no run named {name}", hint="`lorad list --all` shows every run.")
+    return _shaped(row)
+
+
+def list_runs(store: Store, *, all: bool) -> list[Row]:
+    """Newest first; without `all`, those that are not ended and those that ended in the last day."""
+    since = 0.0 if all else time.time() - RECENT_SECONDS
+    sql = "SELECT * FROM runs WHERE ended_at IS NULL OR ended_at >= ? ORDER BY created_at DESC, rowid DESC"
+    return [_shaped(row) for row in store.rows(sql, (since,))]
+
+
+def in_states(store: Store, *states: RunState) -> list[Row]:
+    """In the order of the queue: by priority, highest first, then oldest first."""
+    marks = ", ".join("?" for _ in states)
+    sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
+    return [_shaped(row) for row in store.rows(sql, states)]
+
+
+def move(
+    store: Store,
+    name: str,
+    move: Move,
+    *,
+    expect: RunState | None = None,
+    reason: EndReason | None = None,
+    detail: str = "",
+    by: str = "daemon",
+) -> Row:
+    """Make one move of `lorad.states.MOVES` and tell its event, both or neither: the new row.
+
+    `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is not allowed
+    from the present state or that state is not `expect`.
+    """
+    if (move is Move.END) != (reason is not None):
+        raise ValueError(f"{move}: a run ends with a reason, and only then")
+    with store.write() as connection:
+        before = RunState(get(store, name)["state"])
+        to = target(before, move)
+        if to is None or expect not in (None, before):
+            raise _not_allowed(name, before, move, expect)
+        changes = {"state": to, **_consequences(move, reason, detail)}
+        sets = ", ".join(f"{column} = :{column}" for column in changes)
+        connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", changes | {"name": name})
+        if move is Move.PLACE:
+            now = time.time()
+            connection.execute("UPDATE runs SET started_at = coalesce(started_at, ?) WHERE name = ?", (now, name))
+        _tell(store, name, before, to, by=by, move=move, reason=reason, detail=detail)
+        return get(store, name)
+
+
+def set_fields(store: Store, name: str, **columns: Any) -> None:
+    """Set columns of FIELDS; no event. Raises NotFound."""
+    if unknown := set(columns) - FIELDS:
+        raise ValueError(f"not to be set here: {', '.join(sorted(unknown))}")
+    with store.write() as connection:
+        sets = ", ".join(f"{column} = :{column}" for column in columns)
+        if not connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", columns | {"name": name}).rowcount:
+            get(store, name)
+
+
+def remove(store: Store, name: str, *, by: str = "daemon") -> None:
+    """Forget a run with all its rows; its events stay. Raises NotFound, and Conflict while it works or is aliased."""
+    with store.write() as connection:
+        state = RunState(get(store, name)["state"])
+        if not state.is_over:
+            raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
+        if alias := store.row("SELECT alias FROM aliases WHERE run = ?", (name,)):
+            raise Conflict(f"alias {alias['alias']} serves a version of run {name}", hint="Move the alias first.")
+        connection.execute("DELETE FROM runs WHERE name = ?", (name,))
+        events.append(store, name, "removed", {"by": by})
+
+
+def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
+    """The number of a new attempt, never used before. Raises NotFound."""
+    with store.write() as connection:
+        attempt = int(get(store, name)["attempt"]) + 1
+        values = (name, attempt, resumed_from, time.time())
+        connection.execute("INSERT INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values)
+        connection.execute("UPDATE runs SET attempt = ? WHERE name = ?", (attempt, name))
+    return attempt
+
+
+def end_attempt(
+    store: Store, name: str, attempt: int, *, exit_code: int | None, signal: int | None, reason: str | None
+) -> None:
+    """How its driver went. Repeating it changes nothing of what is known: the first end counts."""
+    sql = (
+        "UPDATE attempts SET ended_at = coalesce(ended_at, ?), exit_code = coalesce(exit_code, ?), "
+        "signal = coalesce(signal, ?), reason = coalesce(reason, ?) WHERE run = ? AND attempt = ?"
+    )
+    with store.write() as connection:
+        connection.execute(sql, (time.time(), exit_code, signal, reason, name, attempt))
+
+
+def attempts(store: Store, name: str) -> list[Row]:
+    """In order: {attempt, started_at, ended_at, resumed_from, exit_code, signal, reason}."""
+    columns = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason"
+    return store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
+
+
+def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
+    """What else changes in the row of a run that makes this move."""
+    match move:
+        case Move.PLACE:
+            return {"waiting": ""}
+        case Move.PAUSE:
+            return {"detail": detail, "waiting": "", "wanted": None}
+        case Move.END:
+            return {"reason": reason, "detail": detail, "waiting": "", "wanted": None, "ended_at": time.time()}
+        case Move.RESUME:
+            return {"reason": None, "detail": "", "wanted": None, "ended_at": None}
+        case _:
+            return {}
+
+
+def _not_allowed(name: str, state: RunState, move: Move, expect: RunState | None) -> Conflict:
+    message = f"run {name} is {state}: {move} is not possible"
+    if expect not in (None, state):
+        message = f"run {name} is {state}, not {expect}"
+    allowed = [str(possible) for possible, moves in MOVES.items() if state in moves]
+    return Conflict(f"{message}; possible now: {', '.join(allowed)}")
+
+
+def _tell(store: Store, name: str, before: RunState | None, state: RunState, **more: Any) -> int:
+    return events.append(store, name, "state", {"from": before, "state": state} | more)
+
+
+def _shaped(row: Row) -> Row:
+    del row["first_event"]
+    rates = {key: row.pop(key) for key in ("tokens_per_second", "step_seconds")}
+    return row | {"rates": rates}

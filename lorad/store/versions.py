@@ -1,0 +1,41 @@
+"""Versions of adapters: immutable, so that only what is said about them changes here.
+
+A version's row: the keys of a version in `lorad.client` without `loaded` (only the pool knows), and {attempt, bytes,
+attestation, lineage (False when a rewind passed it)}. `path` is absolute.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lorad.errors import NotFound
+from lorad.store.db import Row, Store
+
+SELECT = """
+SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank, v.alpha, v.bytes, v.attested,
+  v.attestation, v.pinned, v.lineage, r.directory || '/' || v.path AS path,
+  (SELECT json_group_array(alias) FROM aliases a WHERE a.run = v.run AND a.version = v.version) AS aliases
+FROM versions v JOIN runs r ON r.name = v.run
+"""
+
+
+def versions(store: Store, run: str | None = None) -> list[Row]:
+    """Of one run or of all, in order of run and number."""
+    sql = SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
+    return [_shaped(row) for row in store.rows(sql, () if run is None else (run,))]
+
+
+def get_version(store: Store, run: str, number: int) -> Row:
+    """Raises NotFound."""
+    row = store.row(SELECT + "WHERE v.run = ? AND v.version = ?", (run, number))
+    if row is None:
+        raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
+    return _shaped(row)
+
+
+def _shaped(row: Row) -> Row:
+    return row | {
+        "aliases": msgspec.json.decode(row["aliases"]),
+        "pinned": bool(row["pinned"]),
+        "lineage": bool(row["lineage"]),
+    }

@@ -1,0 +1,1 @@
+"""The services that compute log-probabilities, gradients and optimizer steps for adapters."""

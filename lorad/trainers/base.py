@@ -1,0 +1,138 @@
+"""The trainer protocol: log-probabilities, gradients and optimizer steps for adapters on one frozen base.
+
+An adapter lives in a *slot* (weights, gradients, Adam state, dropout RNG). Slots do not touch each other. State is
+keyed by logical Hugging Face names, whatever the backend's sharding. Rules that every trainer keeps, checked by
+`tests/conformance/trainer_suite.py`:
+
+- Only adapter parameters change; the base's checksum is the same at the end.
+- forward_backward accumulates: two calls with halves of a batch and one normaliser give the gradients of one call.
+- `save` then `load` in a fresh process continues bit for bit (deterministic backends) with the same calls.
+- A slot whose adapter matches nothing, or state whose key set differs, raises; nothing is ever silently fresh.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+
+
+class TrainerCapabilities(Struct, frozen=True):
+    """What a trainer can do; a pool asks for nothing else."""
+
+    dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
+    max_tokens: int  # prompt and completion together
+    deterministic: bool
+    offload: bool
+
+
+class Optimizer(Struct, frozen=True):
+    """AdamW (Loshchilov & Hutter, 2019) on the adapter; the learning rate comes with each step."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+class SlotSpec(Struct, frozen=True):
+    """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the init."""
+
+    adapter: AdapterConfig
+    optimizer: Optimizer = Optimizer()
+    init: str = "kaiming"
+    seed: int = 0
+    source: Path | None = None
+    tokens_per_microbatch: int = 16384
+
+
+class SlotInfo(Struct, frozen=True):
+    """What a slot holds."""
+
+    slot: str
+    parameters: int
+    tensors: int
+    bytes: int  # weights, gradients and Adam state
+
+
+class Policy(Struct, frozen=True):
+    """Whose log-probabilities: a slot's present weights, or the base (adapter off) when `slot` is None."""
+
+    slot: str | None = None
+
+
+class StepResult(Struct, frozen=True):
+    """grad_norm: L2 over all adapter gradients before clipping. `applied` is False when it was not finite."""
+
+    grad_norm: float
+    applied: bool
+
+
+class Trainer(ABC):
+    """One trainer. All methods belong to one asyncio loop; calls on one slot come one after another."""
+
+    @abstractmethod
+    def capabilities(self) -> TrainerCapabilities: ...
+
+    @abstractmethod
+    def modules(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of every linear module that an adapter may target, by logical name."""
+
+    @abstractmethod
+    async def base_checksum(self) -> str:
+        """sha256 (hex) over the base's weights as they are now."""
+
+    @abstractmethod
+    async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
+        """Make a slot. Raises Conflict when it exists, AdapterRefused when spec and base (or source) do not fit."""
+
+    @abstractmethod
+    async def forward_backward(
+        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
+    ) -> LossStats:
+        """Add the gradient of sum(token losses) / normaliser to the slot's.
+
+        The caller gives the normaliser of the whole (mini-)batch: its number of completion tokens for level "token",
+        of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`.
+        """
+
+    @abstractmethod
+    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+        """Clip (0: do not), step and clear the gradients. Not finite: nothing is applied, gradients are cleared."""
+
+    @abstractmethod
+    async def discard_grads(self, slot: str) -> None: ...
+
+    @abstractmethod
+    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+        """float32 [T]: log-probability of each completion token, dropout off."""
+
+    @abstractmethod
+    async def export(self, slot: str) -> Adapter:
+        """A snapshot of the slot's adapter in fp32; later steps do not change it."""
+
+    @abstractmethod
+    async def save(self, slot: str, directory: Path) -> list[str]:
+        """Write everything that `load` needs into an existing directory; returns the file names. No pickle.
+
+        `adapter_model.safetensors` and `adapter_config.json` are among them: a checkpoint is a PEFT directory too.
+        """
+
+    @abstractmethod
+    async def load(self, slot: str, directory: Path) -> None:
+        """Restore weights, Adam state and RNG of an open slot. Raises IntegrityError unless every key is there."""
+
+    @abstractmethod
+    async def offload(self) -> None:
+        """Move the base out of device memory. Raises Conflict without the capability."""
+
+    @abstractmethod
+    async def onload(self) -> None: ...
+
+    @abstractmethod
+    async def close(self, slot: str) -> None:
+        """Forget a slot. Raises NotFound."""

@@ -1,0 +1,140 @@
+"""One adapter being trained: its weights, gradients, Adam state and dropout generator.
+
+Each of the four kinds of numbers is one flat fp32 vector with the same layout, so that a step is a handful of calls;
+logical names are views into them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.validate import expected_shapes
+from lorad.errors import AdapterRefused
+from lorad.models.base import Base
+from lorad.models.directory import linear_shapes
+from lorad.models.lora import fused_groups, members
+from lorad.trainers.base import SlotInfo, SlotSpec
+from lorad.trainers.builtin.adamw import adamw
+from lorad.trainers.builtin.init import initial_a
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The trained part of one fused linear: leaves that share memory with the slot's vectors.
+
+    a: [modules * rank, in]. b: one per module of the group in row order, [out, rank]; [out, 0] where none is trained.
+    """
+
+    a: Tensor
+    b: tuple[Tensor, ...]
+
+
+class Slot:
+    """Raises AdapterRefused unless every module of `spec.adapter` is a linear of the base."""
+
+    def __init__(self, base: Base, spec: SlotSpec) -> None:
+        self.spec = spec
+        self.shapes = _tensor_shapes(base, spec.adapter)
+        total = sum(rows * columns for rows, columns in self.shapes.values())
+        self.weights, self.grads, self.exp_avg, self.exp_avg_sq = (
+            torch.zeros(total, dtype=torch.float32, device=base.device) for _ in range(4)
+        )
+        self.step = 0
+        self.dropout = torch.Generator(device=base.device)
+        self.dropout.manual_seed(_seed("dropout", spec.seed))
+        self.sites = self._sites(base)
+        generator = torch.Generator().manual_seed(spec.seed)
+        weights = self.views(self.weights)
+        for module in spec.adapter.modules:
+            a = weights[f"{module}.lora_A.weight"]
+            a.copy_(initial_a(spec.init, (a.shape[0], a.shape[1]), generator))
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """One of the slot's vectors by logical name, in layout order, sharing its memory."""
+        sizes = [rows * columns for rows, columns in self.shapes.values()]
+        parts = flat.split(sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def info(self, name: str) -> SlotInfo:
+        size = self.weights.numel()
+        return SlotInfo(slot=name, parameters=size, tensors=len(self.shapes), bytes=4 * size * 4)
+
+    def set_weights(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Overwrites every weight; names and shapes are those of `shapes`."""
+        for name, view in self.views(self.weights).items():
+            view.copy_(torch.from_numpy(np.ascontiguousarray(tensors[name], np.float32)))
+
+    def snapshot(self) -> Adapter:
+        """A frozen copy of the adapter."""
+        frozen = self.weights.detach().to("cpu", copy=True)
+        tensors = {name: view.numpy() for name, view in self.views(frozen).items()}
+        for array in tensors.values():
+            array.flags.writeable = False
+        return Adapter(self.spec.adapter, tensors)
+
+    def optim_step(self, lr: float, max_grad_norm: float) -> tuple[float, bool]:
+        """(norm before clipping, applied). Gradients are zero afterwards either way."""
+        norm = float(torch.linalg.vector_norm(self.grads))
+        applied = bool(np.isfinite(norm))
+        if applied:
+            if 0 < max_grad_norm < norm:
+                self.grads.mul_(max_grad_norm / norm)
+            self.step += 1
+            adamw(self.weights, self.grads, self.exp_avg, self.exp_avg_sq, self.step, lr, self.spec.optimizer)
+        self.grads.zero_()
+        return norm, applied
+
+    def _sites(self, base: Base) -> dict[tuple[int, str], Site]:
+        """Leaves over the weights whose gradients accumulate straight into the vector of gradients."""
+        weights, grads = self.views(self.weights), self.views(self.grads)
+        rank, linears = self.spec.adapter.rank, linear_shapes(base.config)
+        sites = {}
+        for place in fused_groups(base):
+            modules = members(*place)
+            trained = [f"{module}.lora_A.weight" for module in modules if f"{module}.lora_A.weight" in weights]
+            if not trained:
+                continue
+            rows = len(trained) * rank
+            a = _leaf(_stack(self.weights, weights[trained[0]], rows), _stack(self.grads, grads[trained[0]], rows))
+            b = []
+            for module in modules:
+                name = f"{module}.lora_B.weight"
+                missing = self.weights.new_zeros(linears[module][0], 0)
+                b.append(_leaf(weights[name], grads[name]) if name in weights else missing)
+            sites[place] = Site(a, tuple(b))
+        return sites
+
+
+def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, int]]:
+    """Shapes in layout order: group by group the A of all its modules, then their B; a group's A is one block."""
+    shapes = expected_shapes(config, linear_shapes(base.config))
+    if not shapes:
+        raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
+    places = [members(*place) for place in fused_groups(base)]
+    order = [f"{module}.lora_{half}.weight" for modules in places for half in "AB" for module in modules]
+    return {name: shapes[name] for name in order if name in shapes}
+
+
+def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
+    """The block of `rows` rows of `flat` that begins with the view `first`."""
+    columns = first.shape[1]
+    start = first.storage_offset()
+    return flat[start : start + rows * columns].view(rows, columns)
+
+
+def _leaf(weight: Tensor, grad: Tensor) -> Tensor:
+    leaf = weight.detach().requires_grad_()
+    leaf.grad = grad
+    return leaf
+
+
+def _seed(purpose: str, seed: int) -> int:
+    """A seed of its own for each purpose: 63 bits of sha256."""
+    return int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:8], "big") >> 1

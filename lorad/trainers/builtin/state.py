@@ -1,0 +1,109 @@
+"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state of the dropout generator.
+
+Gradients are not among it: a checkpoint is taken after a step. Loading reads and checks everything before it changes
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from lorad.adapters.adapter import PEFT_PREFIX
+from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
+from lorad.adapters.validate import validate
+from lorad.errors import AdapterRefused, IntegrityError
+from lorad.models.base import Base
+from lorad.models.directory import linear_shapes
+from lorad.trainers.base import SlotSpec
+from lorad.trainers.builtin.slot import Slot
+
+OPTIMIZER = "optimizer.safetensors"
+RNG = "rng.safetensors"
+
+Arrays = dict[str, np.ndarray]
+
+
+def new_slot(base: Base, spec: SlotSpec) -> Slot:
+    """A fresh slot, its weights from `spec.source` when there is one. Raises AdapterRefused when that does not fit."""
+    slot = Slot(base, spec)
+    if spec.source is None:
+        return slot
+    source = read_peft(spec.source)
+    for field in ("modules", "rank", "scale"):
+        found, wanted = getattr(source.config, field), getattr(spec.adapter, field)
+        if found != wanted:
+            raise AdapterRefused(
+                f"{spec.source}: its {field} is {_shown(found, wanted)}, the spec's {_shown(wanted, found)}",
+                hint="give lora.rank, lora.alpha, lora.rslora and lora.target_modules the values of that adapter",
+            )
+    validate(source, linear_shapes(base.config))
+    slot.set_weights(source.tensors)
+    return slot
+
+
+def save(slot: Slot, directory: Path, base_model: str) -> list[str]:
+    """Writes the slot's files into an existing directory and returns their names."""
+    write_peft(slot.snapshot(), directory, base_model)
+    moments = {
+        f"{moment}.{name}": view.cpu().numpy()
+        for moment in ("exp_avg", "exp_avg_sq")
+        for name, view in slot.views(getattr(slot, moment)).items()
+    }
+    save_file({**moments, "step": np.array([slot.step], np.int64)}, directory / OPTIMIZER)
+    save_file({"dropout": slot.dropout.get_state().numpy()}, directory / RNG)
+    return [WEIGHTS, CONFIG, OPTIMIZER, RNG]
+
+
+def load(slot: Slot, directory: Path) -> None:
+    """Raises IntegrityError, and changes nothing, unless every tensor is there with its shape and no other is."""
+    weights = {name: (shape, "float32") for name, shape in slot.shapes.items()}
+    prefixed = _read(directory / WEIGHTS, {PEFT_PREFIX + name: wanted for name, wanted in weights.items()})
+    moments = {f"{moment}.{name}": wanted for moment in ("exp_avg", "exp_avg_sq") for name, wanted in weights.items()}
+    optimizer = _read(directory / OPTIMIZER, {**moments, "step": ((1,), "int64")})
+    state = slot.dropout.get_state()
+    dropout = _read(directory / RNG, {"dropout": (tuple(state.shape), "uint8")})["dropout"]
+
+    slot.set_weights({name: prefixed[PEFT_PREFIX + name] for name in weights})
+    for moment in ("exp_avg", "exp_avg_sq"):
+        for name, view in slot.views(getattr(slot, moment)).items():
+            view.copy_(torch.from_numpy(optimizer[f"{moment}.{name}"]))
+    slot.step = int(optimizer["step"][0])
+    slot.dropout.set_state(torch.from_numpy(dropout))
+    slot.grads.zero_()
+
+
+def _read(path: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> Arrays:
+    """The arrays of one file, which must be exactly `wanted`: name -> (shape, dtype)."""
+    hint = "this checkpoint is not whole or not of this adapter: resume from another one"
+    try:
+        found: Arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise IntegrityError(f"{path}: not readable: {error}", hint=hint) from error
+    wrong = {
+        "missing": wanted.keys() - found.keys(),
+        "unexpected": found.keys() - wanted.keys(),
+        "of the wrong shape or dtype": {
+            key for key in wanted.keys() & found.keys() if (found[key].shape, found[key].dtype.name) != wanted[key]
+        },
+    }
+    told = [f"{len(keys)} {what}: {_few(sorted(keys))}" for what, keys in wrong.items() if keys]
+    if told:
+        raise IntegrityError(f"{path}: {'; '.join(told)}", hint=hint)
+    return found
+
+
+def _few(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def _shown(value: object, other: object) -> str:
+    """A list of modules is shown by what the other one lacks."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return f"{len(value)} modules ({_few(sorted(set(value) - set(other))) or 'all of them shared'})"
+    return str(value)

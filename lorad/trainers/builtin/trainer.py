@@ -1,0 +1,133 @@
+"""`BuiltinTrainer`: the trainer protocol on one process and one device. Contracts are stated in `trainers/base.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lorad.adapters.adapter import Adapter
+from lorad.errors import Conflict, NotFound
+from lorad.models.base import Base
+from lorad.models.compute import Compute
+from lorad.models.directory import linear_shapes
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, Trainer, TrainerCapabilities
+from lorad.trainers.builtin import passes, state
+from lorad.trainers.builtin.lora import SlotLora
+from lorad.trainers.builtin.microbatch import Ints, pack, plan
+from lorad.trainers.builtin.slot import Slot
+
+TOKENS_PER_MICROBATCH = SlotSpec.__struct_defaults__[-1]
+
+
+class BuiltinTrainer(Trainer):
+    """Every torch call runs on `compute`, one micro-batch at a time, so that slots and the engine share it fairly.
+
+    model: what a PEFT directory names as its base model.
+    """
+
+    def __init__(self, base: Base, compute: Compute, model: str = "") -> None:
+        self._base, self._compute, self._model = base, compute, model
+        self._slots: dict[str, Slot] = {}
+
+    def capabilities(self) -> TrainerCapabilities:
+        deterministic = self._base.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        return TrainerCapabilities(
+            dtype=str(self._base.dtype).removeprefix("torch."),
+            max_tokens=self._base.config.max_position_embeddings,
+            deterministic=deterministic,
+            offload=False,
+        )
+
+    def modules(self) -> dict[str, tuple[int, int]]:
+        return linear_shapes(self._base.config)
+
+    async def base_checksum(self) -> str:
+        return await self._compute.run(self._base.checksum)
+
+    async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
+        if slot in self._slots:
+            raise Conflict(f"slot {slot} is open already", hint="close it first, or choose another name")
+        opened = await self._compute.run(state.new_slot, self._base, spec)
+        if slot in self._slots:
+            raise Conflict(f"slot {slot} was opened meanwhile", hint="choose another name")
+        self._slots[slot] = opened
+        return opened.info(slot)
+
+    async def forward_backward(
+        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
+    ) -> LossStats:
+        held = self._slot(slot)
+        self._check(batch, targets)
+        stats = LossStats()
+        for samples in plan(batch, held.spec.tokens_per_microbatch):
+            stats += await self._compute.run(self._gradients, held, batch, samples, targets, loss, normaliser)
+        return stats
+
+    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+        norm, applied = await self._compute.run(self._slot(slot).optim_step, lr, max_grad_norm)
+        return StepResult(grad_norm=norm, applied=applied)
+
+    async def discard_grads(self, slot: str) -> None:
+        await self._compute.run(self._slot(slot).grads.zero_)
+
+    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+        held = None if policy.slot is None else self._slot(policy.slot)
+        self._check(batch)
+        result = np.empty(batch.completions.size, np.float32)
+        for samples in plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH):
+            where, part = await self._compute.run(self._score, held, batch, samples, temperature)
+            result[where] = part
+        return result
+
+    async def export(self, slot: str) -> Adapter:
+        return await self._compute.run(self._slot(slot).snapshot)
+
+    async def save(self, slot: str, directory: Path) -> list[str]:
+        return await self._compute.run(state.save, self._slot(slot), directory, self._model)
+
+    async def load(self, slot: str, directory: Path) -> None:
+        await self._compute.run(state.load, self._slot(slot), directory)
+
+    async def offload(self) -> None:
+        raise Conflict("the builtin trainer cannot offload: its base is shared with the engine")
+
+    async def onload(self) -> None:
+        raise Conflict("the builtin trainer cannot offload: its base is always loaded")
+
+    async def close(self, slot: str) -> None:
+        self._slot(slot)
+        del self._slots[slot]
+
+    def _slot(self, name: str) -> Slot:
+        if name not in self._slots:
+            raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
+        return self._slots[name]
+
+    def _check(self, batch: Batch, targets: PolicyTargets | None = None) -> None:
+        """Raises ValueError before anything is computed: a call has all of its effect or none."""
+        batch.check()
+        limit = self._base.config.max_position_embeddings
+        longest = (np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths).max(initial=0)
+        if longest > limit:
+            raise ValueError(f"a sample of {longest} tokens exceeds the {limit} of the base")
+        if targets is None:
+            return
+        if targets.advantages.size != batch.completion_lengths.size:
+            raise ValueError("there must be one advantage for each sample")
+        for array in (targets.sampler_logprobs, targets.old_logprobs, targets.reference_logprobs):
+            if array is not None and array.size != batch.completions.size:
+                raise ValueError("there must be one log-probability for each completion token")
+
+    def _gradients(
+        self, slot: Slot, batch: Batch, samples: Ints, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
+    ) -> LossStats:
+        rows = pack(batch, samples, self._base.device, self._base.dtype)
+        return passes.forward_backward(self._base, rows, SlotLora(slot, train=True), targets, loss, normaliser)
+
+    def _score(self, slot: Slot | None, batch: Batch, samples: Ints, temperature: float) -> tuple[Ints, np.ndarray]:
+        rows = pack(batch, samples, self._base.device, self._base.dtype)
+        lora = None if slot is None else SlotLora(slot, train=False)
+        return rows.where, passes.score(self._base, rows, lora, temperature)

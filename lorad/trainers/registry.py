@@ -1,0 +1,33 @@
+"""Backend names of trainers. Importing this imports no backend."""
+
+from __future__ import annotations
+
+import importlib
+
+from lorad.errors import SpecError
+from lorad.trainers.base import Trainer
+
+BACKENDS = {"builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer"}
+
+
+def trainer_class(name: str, override: str | None = None) -> type[Trainer]:
+    """The class behind a backend name, or behind `override` ("module:Class").
+
+    Raises SpecError for a name that is not known and for a class that can not be imported or is no Trainer.
+    """
+    if override is None and name not in BACKENDS:
+        raise SpecError(f"trainer.backend: no trainer {name!r}", hint=f"there is {', '.join(sorted(BACKENDS))}")
+    place = override or BACKENDS[name]
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(
+            f"trainer.backend: {name} is {place}, which can not be imported: {error}",
+            hint="run `lorad doctor`: it says what to install",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Trainer)):
+        raise SpecError(
+            f"trainer.backend: {place} is no trainer", hint="name a subclass of lorad.trainers.base.Trainer"
+        )
+    return found

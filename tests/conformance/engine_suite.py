@@ -1,0 +1,276 @@
+"""What every rollout engine must do, whatever serves behind it: the rules at the top of `lorad/engines/base.py`.
+
+A backend's test class derives from `EngineSuite` and gives two fixtures: `engine` and `shapes` (of the base's linears).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.peft import write_peft
+from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.errors import AdapterRefused, Conflict, NotFound
+from lorad.protocol.batch import Batch, Prompt, Sampling
+
+Shapes = Mapping[str, tuple[int, int]]
+Completion = tuple[list[int], list[float], str]
+
+
+def random_adapter(shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1) -> Adapter:
+    """An adapter on every linear but lm_head whose effect no engine can miss."""
+    rng = np.random.default_rng(seed)
+    modules = tuple(sorted(module for module in shapes if module != "lm_head"))
+    tensors = {}
+    for module in modules:
+        out, into = shapes[module]
+        tensors[f"{module}.lora_A.weight"] = rng.normal(0, std, (rank, into)).astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = rng.normal(0, std, (out, rank)).astype(np.float32)
+    return Adapter(AdapterConfig(rank, 2.0 * rank, modules), tensors)
+
+
+def prompt(name: str = "p", tokens: Sequence[int] = (5, 9, 7, 11), seeds: Sequence[int] = (1,)) -> Prompt:
+    return Prompt(name, np.array(tokens, np.int32), np.array(seeds, np.uint64))
+
+
+async def complete(
+    engine: Engine, version: str, prompts: Sequence[Prompt], sampling: Sampling, request: str = "r"
+) -> dict[tuple[str, int], Completion]:
+    """(prompt id, index) -> (tokens, logprobs, finish); checks what holds for every chunk."""
+    made: dict[tuple[str, int], Completion] = {}
+    async for chunk in engine.generate(request, version, prompts, sampling):
+        assert chunk.version == version
+        assert chunk.tokens.dtype == np.int32 and chunk.logprobs.dtype == np.float32
+        assert chunk.tokens.shape == chunk.logprobs.shape
+        tokens, logprobs, finish = made.get((chunk.prompt, chunk.index), ([], [], ""))
+        assert not finish, "a chunk came after the last one of its sample"
+        made[chunk.prompt, chunk.index] = (
+            [*tokens, *chunk.tokens.tolist()],
+            [*logprobs, *chunk.logprobs.tolist()],
+            chunk.finish or "",
+        )
+    assert set(made) == {(p.id, i) for p in prompts for i in range(len(p.seeds))}
+    return made
+
+
+CANARY = Batch.of(
+    [
+        (np.array([5, 9, 7, 11], np.int32), [np.array([8, 6, 10], np.int32), np.array([7], np.int32)]),
+        (np.array([12, 4], np.int32), [np.array([9, 9, 5, 13, 6], np.int32)]),
+    ]
+)
+SHORT = Sampling(max_new_tokens=8)
+LONG = Sampling(max_new_tokens=200)
+
+
+class EngineSuite:
+    """Subclasses give the fixtures `engine` (an Engine that serves nothing but its base) and `shapes`."""
+
+    tolerance = 1e-4  # of log-probabilities between two ways to compute them
+    eos = 1  # a token id for the stop tests; any will do
+
+    async def load(self, engine: Engine, name: str, adapter: Adapter, tmp_path: Path, digest: str = "") -> None:
+        digest = digest or adapter.digest()
+        if engine.capabilities().memory_source:
+            source = AdapterSource(digest, adapter=adapter)
+        else:
+            directory = tmp_path / name
+            directory.mkdir()
+            write_peft(adapter, directory, "base")
+            source = AdapterSource(digest, directory=directory)
+        loaded = await engine.load(name, source)
+        assert (loaded.name, loaded.digest) == (name, adapter.digest())
+
+    def same(self, a: np.ndarray, b: np.ndarray, engine: Engine) -> bool:
+        if engine.capabilities().bit_stable:
+            return bool((a == b).all())
+        return bool(np.abs(a - b).max() <= self.tolerance)
+
+    async def test_a_sample_is_decided_by_its_seed(self, engine: Engine) -> None:
+        first = await complete(engine, BASE, [prompt(seeds=[3, 4, 2**64 - 1])], SHORT)
+        again = await complete(engine, BASE, [prompt(seeds=[3, 4, 2**64 - 1])], SHORT)
+        other = await complete(engine, BASE, [prompt(seeds=range(10, 20))], SHORT)
+        assert {key: made[0] for key, made in first.items()} == {key: made[0] for key, made in again.items()}
+        assert len({tuple(tokens) for tokens, _, _ in other.values()}) > 1
+
+    async def test_a_sample_does_not_depend_on_its_neighbours(self, engine: Engine) -> None:
+        alone = await complete(engine, BASE, [prompt(seeds=[3])], SHORT)
+        among = await complete(engine, BASE, [prompt("q", [4, 4], [8, 9]), prompt(seeds=[3, 5, 6])], SHORT)
+        assert among["p", 0][0] == alone["p", 0][0]
+
+    async def test_sampled_logprobs_equal_scores(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        for version in (BASE, "run@1"):
+            made = await complete(engine, version, [prompt(seeds=[1, 2])], SHORT)
+            completions = [np.array(made["p", index][0], np.int32) for index in range(2)]
+            scores = await engine.score(version, Batch.of([(prompt().tokens, completions)]))
+            logprobs = np.concatenate([made["p", index][1] for index in range(2)])
+            assert np.abs(scores - logprobs).max() <= self.tolerance
+
+    async def test_greedy_takes_the_most_likely_token(self, engine: Engine) -> None:
+        greedy = Sampling(max_new_tokens=1, temperature=0.0)
+        made = (await complete(engine, BASE, [prompt()], greedy))["p", 0]
+        sampled = await complete(engine, BASE, [prompt(seeds=range(64))], Sampling(max_new_tokens=1))
+        assert made[1][0] >= max(logprobs[0] for _, logprobs, _ in sampled.values()) - self.tolerance
+        top_k = Sampling(max_new_tokens=1, top_k=1)
+        assert (await complete(engine, BASE, [prompt()], top_k))["p", 0][0] == made[0]
+
+    async def test_a_stop_token_ends_a_sample_and_is_part_of_it(self, engine: Engine) -> None:
+        free = (await complete(engine, BASE, [prompt()], SHORT))["p", 0]
+        stop = free[0][3]
+        limited = Sampling(max_new_tokens=8, stop_token_ids=(stop,))
+        tokens, _, finish = (await complete(engine, BASE, [prompt()], limited))["p", 0]
+        assert (tokens, finish) == (free[0][: free[0].index(stop) + 1], "stop")
+        assert free[2] == "length" and len(free[0]) == 8
+
+    async def test_a_version_that_is_not_loaded_is_never_served(self, engine: Engine) -> None:
+        with pytest.raises(NotFound):
+            await complete(engine, "run@7", [prompt()], SHORT)
+        with pytest.raises(NotFound):
+            await engine.score("run@7", CANARY)
+
+    async def test_too_long_a_request_is_refused(self, engine: Engine) -> None:
+        with pytest.raises(ValueError, match="exceed"):
+            await complete(engine, BASE, [prompt()], Sampling(max_new_tokens=engine.capabilities().max_tokens))
+
+    async def test_versions_differ_from_the_base_and_from_each_other(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        for number in (1, 2):
+            await self.load(engine, f"run@{number}", random_adapter(shapes, number), tmp_path)
+        scores = [await engine.score(version, CANARY) for version in (BASE, "run@1", "run@2")]
+        for a, b in ((0, 1), (1, 2), (0, 2)):
+            assert np.abs(scores[a] - scores[b]).max() > 100 * self.tolerance
+        assert sorted(version.name for version in await engine.loaded()) == ["run@1", "run@2"]
+
+    async def test_a_copy_under_another_name_gives_the_same(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        for name in ("run@1", "copy@1"):
+            await self.load(engine, name, random_adapter(shapes, 1), tmp_path)
+        assert self.same(await engine.score("run@1", CANARY), await engine.score("copy@1", CANARY), engine)
+
+    async def test_base_logprobs_stay_the_same_through_loads_and_unloads(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        before = await engine.score(BASE, CANARY)
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        during = await engine.score(BASE, CANARY)
+        await engine.unload("run@1")
+        for later in (during, await engine.score(BASE, CANARY)):
+            assert self.same(before, later, engine)
+
+    async def test_a_name_is_never_used_twice(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        for number in (1, 2):
+            with pytest.raises(Conflict):
+                await self.load(engine, "run@1", random_adapter(shapes, number), tmp_path / f"again{number}")
+            if number == 1:
+                await engine.unload("run@1")
+        with pytest.raises(Conflict):
+            await self.load(engine, BASE, random_adapter(shapes, 1), tmp_path)
+
+    @pytest.mark.parametrize("fault", ["digest", "nan", "shape", "module"])
+    async def test_a_failed_load_changes_nothing(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path, fault: str
+    ) -> None:
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        before = await engine.score("run@1", CANARY)
+        adapter, digest = broken(random_adapter(shapes, 2), fault)
+        with pytest.raises(AdapterRefused):
+            await self.load(engine, "run@2", adapter, tmp_path, digest)
+        assert [version.name for version in await engine.loaded()] == ["run@1"]
+        assert self.same(before, await engine.score("run@1", CANARY), engine)
+        with pytest.raises(NotFound):
+            await engine.score("run@2", CANARY)
+
+    async def test_unload_waits_for_requests_in_flight(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        stream = engine.generate("r", "run@1", [prompt(seeds=range(4))], LONG)
+        first = await anext(stream)
+        unload = asyncio.create_task(engine.unload("run@1"))
+        counts = np.zeros(4, np.int64)
+        counts[first.index] += len(first.tokens)
+        async for chunk in stream:
+            assert not unload.done()
+            counts[chunk.index] += len(chunk.tokens)
+        await unload
+        assert (counts == 200).all()
+        assert list(await engine.loaded()) == []
+        with pytest.raises(NotFound):
+            await engine.unload("run@1")
+
+    async def test_abort_ends_every_unfinished_sample_and_the_engine_goes_on(self, engine: Engine) -> None:
+        finishes = []
+        async for chunk in engine.generate("doomed", BASE, [prompt(seeds=range(4))], LONG):
+            if not finishes:
+                await engine.abort("doomed")
+            finishes.append(chunk.finish)
+        assert finishes.count("abort") == 4
+        await engine.abort("unknown")
+        await engine.drain()
+        assert (await complete(engine, BASE, [prompt()], SHORT))["p", 0][2] == "length"
+
+    async def test_drain_waits_for_what_is_in_flight(self, engine: Engine) -> None:
+        call = asyncio.create_task(complete(engine, BASE, [prompt(seeds=range(4))], LONG))
+        while not (await engine.health()).running and not call.done():  # noqa: ASYNC110 (health is polled)
+            await asyncio.sleep(0.001)
+        await engine.drain()
+        assert (await engine.health()).running == 0
+        assert all(finish == "length" for _, _, finish in (await call).values())
+
+    async def test_calls_on_several_versions_at_once_do_not_touch_each_other(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        versions = [BASE, "a@1", "b@1"]
+        for seed, version in enumerate(versions[1:]):
+            await self.load(engine, version, random_adapter(shapes, seed), tmp_path)
+        work = [prompt(seeds=[1, 2, 3]), prompt("q", [4, 4, 6], [9])]
+        alone = [await complete(engine, version, work, SHORT) for version in versions]
+        together = await asyncio.gather(*(complete(engine, v, work, SHORT, request=v) for v in versions))
+        for one, other in zip(alone, together, strict=True):
+            assert {key: made[0] for key, made in one.items()} == {key: made[0] for key, made in other.items()}
+
+    async def test_many_swaps_leave_nothing_behind(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
+        for number in range(20):
+            await self.load(engine, f"run@{number}", random_adapter(shapes, number), tmp_path)
+            made = await complete(engine, f"run@{number}", [prompt(seeds=range(8))], Sampling(max_new_tokens=2))
+            assert len(made) == 8
+            await engine.unload(f"run@{number}")
+        assert list(await engine.loaded()) == []
+
+    async def test_sleep_gives_way_and_wake_serves_the_same(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        if not engine.capabilities().sleep:
+            with pytest.raises(Conflict):
+                await engine.sleep()
+            return
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        before = [await engine.score(version, CANARY) for version in (BASE, "run@1")]
+        await engine.sleep()
+        assert (await engine.health()).asleep
+        await engine.wake()
+        for version, scores in zip((BASE, "run@1"), before, strict=True):
+            assert self.same(scores, await engine.score(version, CANARY), engine)
+
+
+def broken(adapter: Adapter, fault: str) -> tuple[Adapter, str]:
+    """An adapter that no engine may load, and the digest that is claimed for it."""
+    first = sorted(adapter.tensors)[0]
+    tensors = {name: tensor.copy() for name, tensor in adapter.tensors.items()}
+    if fault == "digest":
+        return adapter, "0" * 64
+    if fault == "nan":
+        tensors[first][0, 0] = np.nan
+    elif fault == "shape":
+        tensors[first] = np.ascontiguousarray(tensors[first][:, :-1])
+    else:
+        tensors.pop(first)
+    changed = Adapter(adapter.config, tensors)
+    return changed, changed.digest()

@@ -1,0 +1,29 @@
+"""What every test gets: one thread, no network, and a LORAD_HOME of its own that leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch: two threads are slower than one on a shared box, and results must not depend on them.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leftovers import kill_leftovers
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its end."""
+    directory = Path(tempfile.mkdtemp(prefix="lr-"))
+    monkeypatch.setenv("LORAD_HOME", str(directory))
+    yield directory
+    if any(directory.iterdir()):
+        kill_leftovers(directory)
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,264 @@
+"""The lean forward against transformers and PEFT, on random Qwen3 models made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from lorad.errors import SpecError
+from lorad.models.attention import CausalAttention
+from lorad.models.base import Base
+from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve
+from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
+from lorad.models.loading import load_base
+from lorad.models.lora import FrozenLora, MixedLora
+from lorad.models.qwen3 import hidden, logits
+
+# PEFT reads a property that transformers has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+CPU = torch.device("cpu")
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def make_model(directory: Path, shard: str = "1GB", **options: Any) -> Qwen3ForCausalLM:
+    settings: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "eos_token_id": 1,
+    }
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**(settings | options))).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+        else:
+            torch.nn.init.normal_(parameter, 0.0, 0.2)
+    model.save_pretrained(directory, max_shard_size=shard)
+    return model
+
+
+def lean(base: Base, ids: torch.Tensor, lora: Any = None) -> torch.Tensor:
+    with torch.no_grad():
+        return logits(base, hidden(base, ids, torch.arange(ids.shape[1]), CausalAttention(), lora), lora)
+
+
+def some_ids(batch: int = 3, time: int = 9) -> torch.Tensor:
+    return torch.randint(0, 64, (batch, time), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tie_word_embeddings": True},
+        {"tie_word_embeddings": False},
+        {"tie_word_embeddings": False, "shard": "20KB"},
+        {"num_key_value_heads": 4, "attention_bias": True},
+        {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ],
+    ids=["tied", "untied", "sharded", "bias", "one-kv-head"],
+)
+def test_logits_equal_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = make_model(tmp_path, **options)
+    with torch.no_grad():
+        expected = model(some_ids()).logits
+    base = load_base(tmp_path, torch.float32, CPU)
+    assert (lean(base, some_ids()) - expected).abs().max() < 1e-4
+    assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_sharded_directory_really_has_shards(tmp_path: Path) -> None:
+    make_model(tmp_path, shard="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+
+
+def test_decoding_with_the_cache_equals_the_full_forward(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    base = load_base(tmp_path, torch.float32, CPU)
+    ids, lengths = some_ids(), [4, 7, 5]
+    full = lean(base, ids)
+    cache = KVCache(base, rows=3, length=9)
+    with torch.no_grad():
+        hidden(base, ids[:, :7], torch.arange(7), PrefillAttention(cache))
+        for _ in range(2):
+            now = torch.tensor(lengths)
+            attention = DecodeAttention(cache, now, max(lengths) + 1)
+            step = logits(base, hidden(base, ids[torch.arange(3), now][:, None], now[:, None], attention))[:, 0]
+            assert (step - full[torch.arange(3), now]).abs().max() < 1e-4
+            lengths = [length + 1 for length in lengths]
+
+
+def test_padding_on_the_right_changes_nothing(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    base = load_base(tmp_path, torch.float32, CPU)
+    ids = some_ids()
+    assert (lean(base, ids)[:, :5] - lean(base, ids[:, :5])).abs().max() < 1e-5
+
+
+def peft_tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    prefix = "base_model.model."
+    return {
+        name.removeprefix(prefix).replace(".default", ""): tensor.detach().numpy()
+        for name, tensor in model.named_parameters()
+        if ".lora_" in name
+    }
+
+
+def with_peft(model: Qwen3ForCausalLM, targets: list[str], rank: int = 4, rslora: bool = False, seed: int = 3) -> Any:
+    wrapped = get_peft_model(model, LoraConfig(r=rank, lora_alpha=8, target_modules=targets, use_rslora=rslora))
+    torch.manual_seed(seed)
+    for name, parameter in wrapped.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, 0.0, 0.1)
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("targets", "rslora", "scale"),
+    [(ALL, False, 2.0), (["q_proj", "v_proj"], False, 2.0), (["up_proj", "k_proj"], False, 2.0), (ALL, True, 4.0)],
+    ids=["all-linear", "q-and-v", "up-and-k", "rslora"],
+)
+def test_frozen_lora_equals_peft(tmp_path: Path, targets: list[str], rslora: bool, scale: float) -> None:
+    wrapped = with_peft(make_model(tmp_path), targets, rslora=rslora)
+    with torch.no_grad():
+        expected = wrapped(some_ids()).logits
+    base = load_base(tmp_path, torch.float32, CPU)
+    lora = FrozenLora(base, peft_tensors(wrapped), scale)
+    assert (lean(base, some_ids(), lora) - expected).abs().max() < 1e-4
+    assert (lean(base, some_ids()) - expected).abs().max() > 1e-2
+
+
+def test_lora_on_an_untied_lm_head_equals_peft(tmp_path: Path) -> None:
+    wrapped = with_peft(make_model(tmp_path, tie_word_embeddings=False), [*ALL, "lm_head"])
+    with torch.no_grad():
+        expected = wrapped(some_ids()).logits
+    base = load_base(tmp_path, torch.float32, CPU)
+    assert (lean(base, some_ids(), FrozenLora(base, peft_tensors(wrapped), 2.0)) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("owner", [[0, 0, 1, 1, 2, 2], [2, 0, 1, 1, 2, 1]], ids=["even", "uneven"])
+def test_mixed_adapters_in_one_batch_equal_each_alone(tmp_path: Path, owner: list[int]) -> None:
+    make_model(tmp_path)
+    base = load_base(tmp_path, torch.float32, CPU)
+    narrow = peft_tensors(with_peft(make_model(tmp_path), ["q_proj", "down_proj"], rank=2, seed=4))
+    loras = [FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL)), 2.0), FrozenLora(base, narrow, 4.0)]
+    ids = some_ids(batch=6)
+    alone = [lean(base, ids, lora) for lora in (*loras, None)]
+    mixed = lean(base, ids, MixedLora(base, [*loras, None], owner))
+    for row, adapter in enumerate(owner):
+        assert (mixed[row] - alone[adapter][row]).abs().max() < 1e-5
+
+
+def test_gradients_reach_only_what_the_adapter_adds(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    base = load_base(tmp_path, torch.float32, CPU)
+    delta = torch.zeros(32, requires_grad=True)
+
+    class Shift:
+        def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return y + delta if group == "down" else y
+
+    hidden(base, some_ids(), torch.arange(9), CausalAttention(), Shift()).sum().backward()
+    assert delta.grad is not None and delta.grad.abs().max() > 0
+    assert all(not weight.requires_grad for _, weight in base.weights())
+
+
+def test_checksum_sees_one_changed_weight(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    base = load_base(tmp_path, torch.float32, CPU)
+    before = base.checksum()
+    assert before == load_base(tmp_path, torch.float32, CPU).checksum()
+    base.layers[1].down[0, 0] += 1e-3
+    assert base.checksum() != before
+
+
+def test_bfloat16_is_near_and_half_the_memory(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    full, half = (load_base(tmp_path, dtype, CPU) for dtype in (torch.float32, torch.bfloat16))
+    assert (lean(full, some_ids()) - lean(half, some_ids()).float()).abs().max() < 0.5
+    assert memory_estimate(tmp_path, "float32") == 2 * memory_estimate(tmp_path, "bfloat16")
+
+
+def rewrite_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "yarn"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"use_sliding_window": True}, "sliding"),
+        ({"hidden_size": None}, "hidden_size"),
+    ],
+)
+def test_what_the_forward_does_not_compute_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    make_model(tmp_path)
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(SpecError, match=named) as caught:
+        read_config(tmp_path)
+    assert caught.value.hint
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    make_model(tmp_path, shard="20KB")
+    lost = sorted(tmp_path.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(SpecError, match=lost.name):
+        read_config(tmp_path)
+
+
+def test_a_directory_without_config_or_with_torn_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"config\.json"):
+        read_config(tmp_path)
+    make_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(SpecError, match=r"model\.safetensors"):
+        load_base(tmp_path, torch.float32, CPU)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    rewrite_config(tmp_path, intermediate_size=64)
+    with pytest.raises(SpecError, match="gate_proj"):
+        load_base(tmp_path, torch.float32, CPU)
+
+
+def test_linear_shapes_are_the_linears_of_transformers(tmp_path: Path) -> None:
+    model = make_model(tmp_path, tie_word_embeddings=False)
+    linears = {n: tuple(m.weight.shape) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    assert linear_shapes(read_config(tmp_path)) == linears
+
+
+def test_paths_resolve_to_directories_or_say_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(str(tmp_path)) == tmp_path
+    assert resolve("builtin:tiny").name == "tiny"
+    for path, named in (("builtin:huge", "builtin:tiny"), (str(tmp_path / "none"), "directory")):
+        with pytest.raises(SpecError) as caught:
+            resolve(path)
+        assert named in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SpecError, match="no-such-org/no-such-model") as caught:
+        resolve("no-such-org/no-such-model")
+    assert "local directory" in caught.value.hint

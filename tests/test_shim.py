@@ -1,0 +1,143 @@
+"""The shim: one process life, told to the end whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lorad.daemon import shim
+from lorad.daemon.processes import SHIM, is_same
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return value
+
+
+def prepare(root: Path, code: str, **command: Any) -> Path:
+    root.mkdir(exist_ok=True)
+    argv = [sys.executable, "-c", code]
+    (root / "command.json").write_text(json.dumps({"argv": argv, "env": {}, "cwd": str(root)} | command))
+    return root
+
+
+def launch(root: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*SHIM, str(root)], stderr=subprocess.DEVNULL)
+
+
+def status(root: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((root / "status.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def test_exit_code_and_output_are_kept(tmp_path: Path) -> None:
+    root = prepare(tmp_path, "import os; print(os.environ['A'], os.getcwd()); raise SystemExit(37)", env={"A": "b"})
+    assert launch(root).wait() == 0
+    assert (status(root)["exit_code"], status(root)["signal"]) == (37, None)
+    assert (root / "log").read_text() == f"b {tmp_path}\n"
+
+
+def test_a_killing_signal_is_kept(tmp_path: Path) -> None:
+    root = prepare(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    launch(root).wait()
+    assert (status(root)["exit_code"], status(root)["signal"]) == (None, signal.SIGKILL)
+
+
+def test_the_child_is_known_by_pid_start_time_and_boot(tmp_path: Path) -> None:
+    root = prepare(tmp_path, "import time; time.sleep(60)")
+    process = launch(root)
+    found = wait_for(lambda: status(root))
+    assert is_same(found["pid"], found["start_time"], found["boot_id"])
+    assert not is_same(found["pid"], found["start_time"] + 1, found["boot_id"])
+    assert not is_same(found["pid"], found["start_time"], "another boot")
+    process.terminate()
+    process.wait()
+
+
+def test_sigterm_is_forwarded_and_the_child_ends_as_it_likes(tmp_path: Path) -> None:
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('on', flush=True); signal.pause()"
+    process = launch(prepare(tmp_path, code))
+    wait_for(lambda: (tmp_path / "log").exists() and "on" in (tmp_path / "log").read_text())
+    process.terminate()
+    process.wait()
+    assert status(tmp_path)["exit_code"] == 5
+
+
+def test_a_second_shim_starts_nothing_while_the_first_lives(tmp_path: Path) -> None:
+    first = launch(prepare(tmp_path, "import time; print('on', flush=True); time.sleep(60)"))
+    wait_for(lambda: status(tmp_path))
+    assert launch(tmp_path).wait() == shim.EX_LOCKED
+    first.terminate()
+    first.wait()
+
+
+def test_a_second_shim_starts_nothing_while_only_the_child_lives(tmp_path: Path) -> None:
+    first = launch(prepare(tmp_path, "import time; time.sleep(60)"))
+    child = wait_for(lambda: status(tmp_path))["pid"]
+    first.kill()
+    first.wait()
+    assert launch(tmp_path).wait() == shim.EX_LOCKED
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_directory_is_used_only_once(tmp_path: Path) -> None:
+    root = prepare(tmp_path, "print('once')")
+    launch(root).wait()
+    assert launch(root).wait() == shim.EX_USED
+    assert (root / "log").read_text() == "once\n"
+
+
+def test_ten_shims_at_once_start_one_process(tmp_path: Path) -> None:
+    root = prepare(tmp_path, "import time; print('one', flush=True); time.sleep(0.5)")
+    assert sorted(process.wait() for process in [launch(root) for _ in range(10)])[0] == 0
+    assert (root / "log").read_text() == "one\n"
+
+
+def test_what_a_process_leaves_in_its_group_dies_with_it(tmp_path: Path) -> None:
+    code = "import subprocess as s; p = s.Popen(['sleep', '60']); print(p.pid, flush=True)"
+    launch(prepare(tmp_path, code)).wait()
+    left = int((tmp_path / "log").read_text())
+    wait_for(lambda: not Path(f"/proc/{left}").exists() or b"Z" in Path(f"/proc/{left}/stat").read_bytes())
+
+
+def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
+    launch(prepare(tmp_path, "", argv=["/nonexistent/program"])).wait()
+    assert status(tmp_path)["exit_code"] == shim.EX_EXEC
+    assert "/nonexistent/program" in (tmp_path / "log").read_text()
+
+
+def test_a_taken_device_lock_starts_nothing(tmp_path: Path) -> None:
+    lock = str(tmp_path / "device.lock")
+    first = launch(prepare(tmp_path / "a", "import time; time.sleep(60)", locks=[lock]))
+    wait_for(lambda: status(tmp_path / "a"))
+    assert launch(prepare(tmp_path / "b", "print('never')", locks=[lock])).wait() == shim.EX_LOCKED
+    assert status(tmp_path / "b") == {}
+    first.terminate()
+    first.wait()
+
+
+def test_the_end_is_written_into_the_bytes_of_the_beginning(tmp_path: Path) -> None:
+    code = "import os; print(os.stat('status.json').st_ino, os.stat('status.json').st_size)"
+    launch(prepare(tmp_path, code)).wait()
+    stat = (tmp_path / "status.json").stat()
+    assert (tmp_path / "log").read_text().split() == [str(stat.st_ino), str(stat.st_size)]
+
+
+def test_starting_the_shim_loads_few_modules() -> None:
+    code = f"import sys; sys.argv[0] = {shim.__file__!r}; exec(open({shim.__file__!r}).read().split('if __name__')[0])"
+    report = "; print(*{'typing', 'subprocess', 're', 'pathlib', 'tempfile', 'asyncio'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code + report], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,94 @@
+"""Names of target modules, in every form that users write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lorad.adapters.targets import match_modules
+from lorad.errors import SpecError
+
+LEAVES = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
+SHAPES = {
+    f"model.layers.{layer}.{part}.{leaf}": (8, 8)
+    for layer in (0, 1)
+    for part, leaves in LEAVES.items()
+    for leaf in leaves
+} | {"lm_head": (16, 8)}
+
+
+def leaves(*targets: str, exclude: str | list[str] = ()) -> set[str]:  # type: ignore[assignment]
+    return {name.rpartition(".")[2] for name in match_modules(SHAPES, list(targets), exclude)}
+
+
+def test_all_linear_is_every_linear_but_the_head() -> None:
+    assert match_modules(SHAPES, "all-linear", ["lm_head"]) == tuple(sorted(set(SHAPES) - {"lm_head"}))
+    assert match_modules(SHAPES, "all-linear") == match_modules(SHAPES, "all-linear", ["lm_head"])
+
+
+def test_the_head_may_be_excluded_where_there_is_none_and_targeted_where_there_is_one() -> None:
+    tied = {name: shape for name, shape in SHAPES.items() if name != "lm_head"}
+    assert len(match_modules(tied, "all-linear", ["lm_head"])) == 14
+    assert match_modules(SHAPES, ["lm_head"]) == ("lm_head",)
+
+
+def test_names_are_sorted_and_come_once() -> None:
+    names = match_modules(SHAPES, "v_proj, q_proj,linear_qkv,self_attn.k_proj")
+    assert list(names) == sorted(set(names))
+    assert len(names) == 6
+
+
+@pytest.mark.parametrize(
+    ("megatron", "hugging_face"),
+    [
+        ("linear_qkv", {"q_proj", "k_proj", "v_proj"}),
+        ("linear_proj", {"o_proj"}),
+        ("linear_fc1", {"gate_proj", "up_proj"}),
+        ("linear_fc2", {"down_proj"}),
+        ("linear_q", {"q_proj"}),
+        ("linear_k", {"k_proj"}),
+        ("linear_v", {"v_proj"}),
+        ("linear_fc1_gate", {"gate_proj"}),
+        ("linear_fc1_up", {"up_proj"}),
+    ],
+)
+def test_megatron_names_mean_the_linears_that_they_fuse(megatron: str, hugging_face: set[str]) -> None:
+    assert leaves(megatron) == hugging_face
+
+
+def test_wildcards_go_over_the_full_name() -> None:
+    assert match_modules(SHAPES, "*.layers.0.*.q_proj") == ("model.layers.0.self_attn.q_proj",)
+    assert match_modules(SHAPES, "decoder.layers.1.self_attention.linear_proj") == ("model.layers.1.self_attn.o_proj",)
+    assert len(match_modules(SHAPES, "*.layers.1.*.linear_qkv")) == 3
+
+
+def test_a_full_name_is_one_module() -> None:
+    assert match_modules(SHAPES, "model.layers.1.mlp.up_proj") == ("model.layers.1.mlp.up_proj",)
+
+
+def test_a_name_does_not_match_a_part_of_another() -> None:
+    with pytest.raises(SpecError, match="'proj'"):
+        match_modules(SHAPES, "proj")
+
+
+def test_excludes_take_the_same_forms() -> None:
+    assert leaves("all-linear", exclude=["linear_fc1", "q_proj"]) == {"k_proj", "v_proj", "o_proj", "down_proj"}
+    assert len(match_modules(SHAPES, "all-linear", "*.layers.0.*")) == 7
+
+
+def test_an_entry_that_matches_nothing_is_refused_with_the_nearest_and_what_there_is() -> None:
+    with pytest.raises(SpecError) as refused:
+        match_modules(SHAPES, ["q_proj", "v_prj"])
+    assert "lora.target_modules: 'v_prj'" in str(refused.value)
+    assert "did you mean v_proj?" in refused.value.hint
+    assert "down_proj" in refused.value.hint
+
+
+def test_an_exclude_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"lora\.exclude_modules: 'o_prj'"):
+        match_modules(SHAPES, "all-linear", "o_prj")
+
+
+@pytest.mark.parametrize(("targets", "exclude"), [("q_proj", "linear_qkv"), ([], []), ("lm_head", ["lm_head"])])
+def test_nothing_left_is_refused(targets: str | list[str], exclude: str | list[str]) -> None:
+    with pytest.raises(SpecError, match="no module is left"):
+        match_modules(SHAPES, targets, exclude)
