@@ -1,6 +1,7 @@
 """`lorad`: finds the verb, imports its file, turns errors into messages and exit codes.
 
-Exit codes: 0 done, 1 the run or command failed, 2 bad usage or spec, 3 no such run, 4 not allowed, 5 daemon unreachable.
+Exit codes: 0 done, 1 the run or command failed, 2 bad usage or spec, 3 no such run, 4 not allowed, 5 daemon
+unreachable.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from lorad.cli.output import print_error
 from lorad.errors import LoradError
 
 COMMANDS = (
-    "run list show logs resume pause stop kill rm adapters checkpoints export samples generate plot pools devices tui "
-    "daemon doctor init completion"
-).split()
+    *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
+    *("adapters", "checkpoints", "export", "samples", "generate", "plot", "pools", "devices"),
+    *("tui", "daemon", "doctor", "init", "completion"),
+)
 
 
 class LazyGroup(TyperGroup):

@@ -103,5 +103,11 @@ def run_row(run: Json) -> tuple[str, ...]:
         number(rate, 0) if run["state"] == "running" else "",
         str(run.get("owner", "")),
         age(run.get("created_at")),
-        run.get("waiting") or (run.get("detail") if run.get("reason") not in (None, "completed", "stopped") else "") or "",
+        why(run),
     )
+
+
+def why(run: Json) -> str:
+    """Why a run waits, or what went wrong."""
+    bad = run.get("reason") not in (None, "completed", "stopped")
+    return str(run.get("waiting") or (run.get("detail") if bad else "") or "")

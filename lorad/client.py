@@ -15,7 +15,8 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 - eval      {step, attempt, at, version, score, problems}
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
-- pool      {pool, state, model, pid, device, mode, tenants, loaded, engine_tokens_per_second, memory_bytes, idle_seconds}
+- pool      {pool, state, model, pid, device, mode, tenants, loaded, engine_tokens_per_second, memory_bytes,
+             idle_seconds}
 - device    {device, name, memory_total, memory_used, pool}
 - event     {id, at, run, kind, data}: kind is `state`, or a journal kind (step, eval, version, checkpoint, end, …)
 """
@@ -34,6 +35,8 @@ from lorad.errors import DaemonUnreachable, from_wire
 from lorad.paths import Home, default_home
 
 Json = dict[str, Any]
+Items = list[Json]  # spelt out here: inside Client, `list` is a request
+Strings = list[str]
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -63,14 +66,14 @@ class Client:
         """Ask the daemon to exit; runs and pools go on."""
         return self._post("/v1/shutdown", {})
 
-    def pools(self) -> list[Json]:
+    def pools(self) -> Items:
         return self._list("/v1/pools")
 
     def stop_pool(self, pool: str) -> Json:
         """End an idle pool. Raises Conflict while a run uses it."""
         return self._delete(f"/v1/pools/{quote(pool)}")
 
-    def devices(self) -> list[Json]:
+    def devices(self) -> Items:
         return self._list("/v1/devices")
 
     def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Json]:
@@ -80,12 +83,12 @@ class Client:
         yield from self._stream("GET", f"/v1/events?{urlencode(query)}", None)
 
     # -- runs ------------------------------------------------------------------------------------------------------
-    def run(self, spec: str, *, source: str, cwd: str, overrides: list[str], name: str | None) -> Json:
+    def run(self, spec: str, *, source: str, cwd: str, overrides: Strings, name: str | None) -> Json:
         """Check (preflight) and queue a run: a run. `source`: the file's name for messages; `cwd`: for its paths."""
         body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name}
         return self._post("/v1/runs", body)
 
-    def list(self, *, all: bool = False) -> list[Json]:
+    def list(self, *, all: bool = False) -> Items:
         """Runs, newest first; without `all`, active ones and those of the last day."""
         return self._list(f"/v1/runs?all={int(all)}")
 
@@ -109,14 +112,14 @@ class Client:
         """Delete an ended or paused run with its directory."""
         return self._delete(f"/v1/runs/{quote(run)}")
 
-    def steps(self, run: str, *, after: int = 0, limit: int = 10000) -> list[Json]:
+    def steps(self, run: str, *, after: int = 0, limit: int = 10000) -> Items:
         """Steps of the surviving lineage with step > after, in order."""
         return self._list(f"/v1/runs/{quote(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
 
-    def evals(self, run: str) -> list[Json]:
+    def evals(self, run: str) -> Items:
         return self._list(f"/v1/runs/{quote(run)}/evals")
 
-    def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> list[Json]:
+    def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> Items:
         """Of one step (default: the last): {step, version, prompt_id, index, prompt, completion, answer, reward,
         advantage, finish, error, tokens, logprobs}."""
         query = {"limit": limit} | ({} if step is None else {"step": step})
@@ -128,10 +131,10 @@ class Client:
         return self._get(f"/v1/runs/{quote(run)}/logs?{query}")
 
     # -- versions --------------------------------------------------------------------------------------------------
-    def adapters(self, run: str | None = None) -> list[Json]:
+    def adapters(self, run: str | None = None) -> Items:
         return self._list(f"/v1/versions?{urlencode({'run': run} if run else {})}")
 
-    def checkpoints(self, run: str) -> list[Json]:
+    def checkpoints(self, run: str) -> Items:
         return self._list(f"/v1/runs/{quote(run)}/checkpoints")
 
     def export(self, version: str, directory: str) -> Json:
@@ -153,9 +156,9 @@ class Client:
     def _delete(self, path: str) -> Json:
         return self._one("DELETE", path, None)
 
-    def _list(self, path: str) -> list[Json]:
+    def _list(self, path: str) -> Items:
         answer = self._one("GET", path, None)
-        items: list[Json] = answer["items"]
+        items: Items = answer["items"]
         return items
 
     def _one(self, method: str, path: str, body: Json | None) -> Json:

@@ -36,4 +36,6 @@ def load(path: Path) -> Config:
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config)
     except (msgspec.ValidationError, yaml.YAMLError) as error:
-        raise SpecError(f"{path}: {error}", hint="Mend or remove that key; see README, section Configuration.") from None
+        raise SpecError(
+            f"{path}: {error}", hint="Mend or remove that key; README lists them all."
+        ) from None

@@ -1,17 +1,17 @@
 """Every error that a user can cause, as one tree.
 
-    LoradError                 what was wrong, where, and (hint) what to do next
-     ├── SpecError             a spec, an override or a file that it names is not usable      exit 2
-     ├── NotFound              no such run, version, checkpoint, alias                        exit 3
-     ├── NotAllowed            the caller may not do this                                     exit 4
-     ├── DaemonUnreachable     no daemon answers on the socket                                exit 5
-     ├── Conflict              the request does not fit the present state                     exit 1
-     ├── IntegrityError        bytes on disk are not what their manifest says                 exit 1
-     ├── StorageError          the disk does not take what has to be written                  exit 1
-     ├── AdapterRefused        an adapter that an engine or trainer must not load             exit 1
-     ├── AttestationFailed     the engine does not serve the version that it should           exit 1
-     ├── PoolLost              the pool of a run is gone                                      exit 1
-     └── Fenced                a call of an attempt that is not the current one               exit 1
+LoradError                 what was wrong, where, and (hint) what to do next
+ ├── SpecError             a spec, an override or a file that it names is not usable      exit 2
+ ├── NotFound              no such run, version, checkpoint, alias                        exit 3
+ ├── NotAllowed            the caller may not do this                                     exit 4
+ ├── DaemonUnreachable     no daemon answers on the socket                                exit 5
+ ├── Conflict              the request does not fit the present state                     exit 1
+ ├── IntegrityError        bytes on disk are not what their manifest says                 exit 1
+ ├── StorageError          the disk does not take what has to be written                  exit 1
+ ├── AdapterRefused        an adapter that an engine or trainer must not load             exit 1
+ ├── AttestationFailed     the engine does not serve the version that it should           exit 1
+ ├── PoolLost              the pool of a run is gone                                      exit 1
+ └── Fenced                a call of an attempt that is not the current one               exit 1
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ def facts(client: Client) -> dict[str, Any]:
     """What has to be equal: every step's batch and figures, every evaluation, the final digest."""
     figures = ("reward", "loss", "entropy", "grad_norm", "lr", "kl", "logprob_difference")
     steps = client.steps("victim")
-    samples = {s["step"]: [(r["prompt_id"], r["completion"]) for r in client.samples("victim", step=s["step"])] for s in steps}
+    samples = {
+        s["step"]: [(r["prompt_id"], r["completion"]) for r in client.samples("victim", step=s["step"])] for s in steps
+    }
     return {
         "steps": [(s["step"], *(s["metrics"][f] for f in figures)) for s in steps],
         "samples": samples,
@@ -188,7 +190,10 @@ def main() -> int:
     for number in range(options.rounds):
         got, told = disturbed(random.Random(f"{options.seed}/{number}"), usual)
         wrong = [key for key in expected if got[key] != expected[key]]
-        print(f"round {number + 1:>3}/{options.rounds}  {'DIFFERS: ' + ', '.join(wrong) if wrong else 'same'}  {told}", flush=True)
+        print(
+            f"round {number + 1:>3}/{options.rounds}  {'DIFFERS: ' + ', '.join(wrong) if wrong else 'same'}  {told}",
+            flush=True,
+        )
         if wrong:
             for key in wrong:
                 print(f"expected {key}: {expected[key]}\n     got {key}: {got[key]}")

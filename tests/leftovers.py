@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import psutil
 
 
 def kill_leftovers(home: Path) -> None:
-    """Kills every process of `home` until there is none, and waits for their end."""
+    """Kills every process of `home` until none runs. Exit statuses are left to their parents."""
     while leftovers := [process for process in psutil.process_iter() if serves(process, home)]:
         for process in leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(leftovers, timeout=10)
+        time.sleep(0.01)
 
 
 def serves(process: psutil.Process, home: Path) -> bool:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.leftovers import kill_leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples"}
 LONGEST_FILE, LONGEST_FUNCTION = 300, 40  # lines
 
 TORCH = {"torch", "transformers", "peft"}
-SLOW = TORCH | {"textual", "numpy", "sqlite_utils", "httpx", "aiohttp", "pyarrow", "yaml", "asyncio"}
-HEAVY_ROOMS = ("__main__", "models", "trainers", "engines", "pool")
+SLOW = TORCH | {"textual", "pydantic", "numpy", "sqlite_utils", "httpx", "aiohttp", "pyarrow", "yaml", "asyncio"}
+HEAVY = ("lorad.models", "lorad.trainers", "lorad.engines", "lorad.pool", "lorad.rl.loss")
 START_UP_LIMIT = 20  # times the CPU time of a bare interpreter
-
-IMPORT_LIGHT_MODULES = """
-import pkgutil, lorad
-for module in pkgutil.walk_packages(lorad.__path__, "lorad."):
-    if module.name.split(".")[1] not in {heavy} and not module.name.endswith((".__main__", "rl.loss")):
-        __import__(module.name)
-"""
 
 
 def loaded_after(code: str) -> set[str]:
@@ -37,10 +36,11 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def own_files() -> list[Path]:
-    return [path for room in ROOMS - {"lorad"} for path in (ROOT / room).rglob("*.py")] + [
-        path for path in (ROOT / "lorad").rglob("*.py") if not any(parent.is_symlink() for parent in path.parents)
-    ]
+def own_code() -> list[Path]:
+    """Every file of the package, once."""
+    linked = [path for room in ("cli", "tui", "migrations") for path in (ROOT / room).rglob("*.py")]
+    inside = (ROOT / "lorad").rglob("*.py")
+    return linked + [path for path in inside if not any(parent.is_symlink() for parent in path.parents)]
 
 
 def test_every_top_level_folder_is_one_of_the_fixed_rooms() -> None:
@@ -55,31 +55,59 @@ def test_the_package_links_to_the_top_level_room(room: str) -> None:
 
 
 def test_every_folder_with_code_is_a_package_so_that_the_wheel_holds_it() -> None:
-    folders = {path.parent for path in own_files() if path.relative_to(ROOT).parts[0] not in ("tests", "examples")}
+    folders = {path.parent for path in own_code()}
     assert [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
-    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in own_files()}
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in own_code()}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 
 def long_functions(path: Path) -> Iterator[str]:
-    """Every function over the limit; its docstring does not count."""
+    """Every function whose body, signature and docstring left out, is over the limit."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-            lines = (node.end_lineno or 0) - first.lineno + 1 + (node.body[0].lineno - node.lineno)
+            lines = (node.end_lineno or 0) - first.lineno + 1
             if lines > LONGEST_FUNCTION:
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines"
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    assert [found for path in own_files() for found in long_functions(path)] == []
+    assert [found for path in own_code() for found in long_functions(path)] == []
+
+
+def imported_packages() -> set[str]:
+    """The top-level names of all that lorad imports and neither Python nor lorad has."""
+    nodes = [node for path in own_code() for node in ast.walk(ast.parse(path.read_text()))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"lorad"}
+
+
+def test_every_package_that_lorad_imports_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower() for lines in groups for line in lines}
+    owners = importlib.metadata.packages_distributions()
+    undeclared = {
+        name
+        for name in imported_packages()
+        if declared.isdisjoint(d.lower().replace("_", "-") for d in owners.get(name, [name]))
+    }
+    assert undeclared == set()
+
+
+def light_modules() -> list[str]:
+    """Every module of the light half, by its importable name."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in own_code()]
+    modules = [name if name.split(".")[0] == "lorad" else f"lorad.{name}" for name in names]
+    return [name for name in modules if not name.startswith(HEAVY) and not name.endswith("__main__")]
 
 
 def test_no_light_module_loads_torch() -> None:
-    assert loaded_after(IMPORT_LIGHT_MODULES.format(heavy=HEAVY_ROOMS)) & TORCH == set()
+    assert loaded_after("\n".join(f"import {name}" for name in light_modules())) & TORCH == set()
 
 
 @pytest.mark.parametrize("module", ["lorad.cli.app", "lorad.client"])
@@ -102,3 +130,9 @@ def test_lorad_list_costs_at_most_twenty_bare_interpreters() -> None:
     pairs = [(cpu_seconds([*lorad, "list"]), cpu_seconds(bare)) for _ in range(7)]
     ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     assert ours <= START_UP_LIMIT * theirs, f"lorad list {ours * 1e3:.0f} ms, bare Python {theirs * 1e3:.0f} ms"
+
+
+def test_what_a_test_leaves_running_is_killed(home: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    kill_leftovers(home)
+    assert process.wait(timeout=10) == -signal.SIGKILL

@@ -157,7 +157,7 @@ def test_mixed_adapters_in_one_batch_equal_each_alone(tmp_path: Path, owner: lis
     loras = [FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL)), 2.0), FrozenLora(base, narrow, 4.0)]
     ids = some_ids(batch=6)
     alone = [lean(base, ids, lora) for lora in (*loras, None)]
-    mixed = lean(base, ids, MixedLora(base, [*loras, None], owner))
+    mixed = lean(base, ids, MixedLora(base, [*loras, None], np.repeat(owner, 9).tolist()))
     for row, adapter in enumerate(owner):
         assert (mixed[row] - alone[adapter][row]).abs().max() < 1e-5
 

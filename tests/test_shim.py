@@ -85,12 +85,12 @@ def test_a_second_shim_starts_nothing_while_the_first_lives(tmp_path: Path) -> N
 
 
 def test_a_second_shim_starts_nothing_while_only_the_child_lives(tmp_path: Path) -> None:
-    first = launch(prepare(tmp_path, "import time; time.sleep(60)"))
-    child = wait_for(lambda: status(tmp_path))["pid"]
+    first = launch(prepare(tmp_path, "import time; print('on', flush=True); time.sleep(60)"))
+    wait_for(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text())
     first.kill()
     first.wait()
     assert launch(tmp_path).wait() == shim.EX_LOCKED
-    os.kill(child, signal.SIGKILL)
+    os.kill(status(tmp_path)["pid"], signal.SIGKILL)
 
 
 def test_a_directory_is_used_only_once(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_end_is_written_into_the_bytes_of_the_beginning(tmp_path: Path) -> N
 
 
 def test_starting_the_shim_loads_few_modules() -> None:
-    code = f"import sys; sys.argv[0] = {shim.__file__!r}; exec(open({shim.__file__!r}).read().split('if __name__')[0])"
-    report = "; print(*{'typing', 'subprocess', 're', 'pathlib', 'tempfile', 'asyncio'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code + report], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    code = f"import sys; before = set(sys.modules); exec(open({shim.__file__!r}).read(), {{'__name__': 'shim'}})"
+    report = "; print(*{'typing', 'subprocess', 'asyncio', 'tempfile'} & (set(sys.modules) - before))"
+    command = [sys.executable, "-I", "-S", "-c", code + report]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -19,6 +19,6 @@ class Shell(StrEnum):
 @app.command()
 def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> None:
     """Print it: `source <(lorad completion bash)`."""
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     print(get_completion_script(prog_name="lorad", complete_var="_LORAD_COMPLETE", shell=shell.value))

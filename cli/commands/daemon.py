@@ -37,7 +37,9 @@ def stop(as_json: AsJson = False) -> None:
     deadline = time.monotonic() + 10
     while _alive(client):
         if time.monotonic() > deadline:
-            raise Conflict(f"the daemon (pid {pid}) still answers after 10 s", hint=f"Its log: {client.home.daemon_log}")
+            raise Conflict(
+                f"the daemon (pid {pid}) still answers after 10 s", hint=f"Its log: {client.home.daemon_log}"
+            )
         time.sleep(0.02)
     print_json({"stopped": pid}) if as_json else note(f"The daemon (pid {pid}) is stopped; runs go on.")
 

@@ -37,4 +37,6 @@ def samples(
         )
         for s in rows
     ]
-    print_table(("step", "prompt", "completion", "answer", "reward", "advantage", "end"), cells, empty="No samples yet.")
+    print_table(
+        ("step", "prompt", "completion", "answer", "reward", "advantage", "end"), cells, empty="No samples yet."
+    )

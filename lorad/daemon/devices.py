@@ -18,16 +18,12 @@ LOCKS = Path(tempfile.gettempdir()) / "lorad-devices"
 
 @dataclass(frozen=True)
 class Device:
-    """`name`: `cpu` or `cuda:<index>`; `label` for people; memory in bytes. `lock`: held by the pool that uses it."""
+    """`name`: `cpu` or `cuda:<index>`; `label` for people; memory in bytes. `uuid`: of a GPU."""
 
     name: str
     label: str
     memory_total: int
     uuid: str = ""
-
-    @property
-    def lock(self) -> Path | None:
-        return LOCKS / f"{self.uuid}.lock" if self.uuid else None
 
 
 def find_devices() -> list[Device]:
@@ -44,31 +40,30 @@ def memory_used(device: Device) -> int:
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(device.uuid)).used) if nvml else 0
 
 
-def is_taken(device: Device) -> bool:
-    """Some process on this machine, perhaps another user's, holds the device."""
-    path = device.lock
-    if path is None:
-        return False
-    _make_lock(path)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def _make_lock(path: Path) -> None:
-    """In a directory where everybody may make locks, a file that everybody may lock."""
+def lock_file(device: Device) -> Path | None:
+    """The file whose lock holds the device, made if need be, in a directory where every user may make one."""
+    if not device.uuid:
+        return None
+    path = LOCKS / f"{device.uuid}.lock"
     if not path.parent.is_dir():
         path.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(PermissionError):
-            path.parent.chmod(0o1777)
-    if not path.exists():
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        path.parent.chmod(0o1777)
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    return path
+
+
+def is_taken(device: Device) -> bool:
+    """Some process on this machine, perhaps another user's, holds the device."""
+    path = lock_file(device)
+    if path is None:
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _gpus() -> list[Device]:

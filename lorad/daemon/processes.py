@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import signal as signals
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from lorad.daemon import shim
 from lorad.paths import AttemptDir
 
+BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
 
 
@@ -57,7 +57,7 @@ class Processes:
     """Starts, inspects and signals processes by their attempt directories."""
 
     def __init__(self) -> None:
-        self._shims: dict[Path, subprocess.Popen[bytes]] = {}  # of this daemon; one of a dead daemon is not ours
+        self._shims: dict[Path, int] = {}  # pids of this daemon's own; 0: it is over
 
     def start(
         self,
@@ -76,9 +76,9 @@ class Processes:
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "locks": [str(path) for path in locks]}
         write_json(attempt.command, command | dict(about or {}))
-        quiet = subprocess.DEVNULL
-        self._shims[attempt.root] = subprocess.Popen(
-            [*SHIM, str(attempt.root)], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        self._shims[attempt.root] = os.posix_spawn(
+            SHIM[0], [*SHIM, str(attempt.root)], os.environ, file_actions=quiet, setsid=True
         )
 
     def inspect(self, attempt: AttemptDir) -> ProcessState:
@@ -128,8 +128,7 @@ class Processes:
     def watch(self, attempt: AttemptDir) -> int | None:
         """A pidfd that becomes readable when the shim is gone (then the end is written down); the caller closes it."""
         status = read_status(attempt)
-        child = self._shims.get(attempt.root)
-        pid = child.pid if child else status["shim_pid"] if status else 0
+        pid = self._shims.get(attempt.root) or (status["shim_pid"] if status else 0)
         if not pid:
             return None
         try:
@@ -137,9 +136,16 @@ class Processes:
         except OSError:
             return None
 
+    def collect(self) -> None:
+        """Let the shims that are over leave the process table."""
+        for root in [root for root, pid in self._shims.items() if pid]:
+            self._shim_lives(AttemptDir(root))
+
     def _shim_lives(self, attempt: AttemptDir) -> bool:
-        child = self._shims.get(attempt.root)
-        return child is not None and child.poll() is None
+        pid = self._shims.get(attempt.root, 0)
+        if pid and os.waitpid(pid, os.WNOHANG)[0]:
+            self._shims[attempt.root] = pid = 0
+        return pid > 0
 
 
 def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
@@ -197,7 +203,7 @@ def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return False
-    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time and shim.boot_id() == boot_id
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time and boot_id == BOOT_ID
 
 
 def attempts_under(parent: Path) -> Iterator[AttemptDir]:

@@ -91,7 +91,7 @@ def wait(child: int) -> int:
     """The child's wait status. What is left of its process group is killed while its pid cannot be used again."""
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     block_signals()
-    try:
+    try:  # noqa: SIM105 - contextlib would double the start-up
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
@@ -99,7 +99,7 @@ def wait(child: int) -> int:
 
 
 def new_session() -> None:
-    try:
+    try:  # noqa: SIM105
         os.setsid()
     except PermissionError:
         pass  # the leader of a group already, with a session of its own
@@ -137,7 +137,7 @@ def block_signals() -> None:
 
 def forward_signals(child: int) -> None:
     def forward(number: int, _: object) -> None:
-        try:
+        try:  # noqa: SIM105
             os.kill(child, number)
         except ProcessLookupError:
             pass

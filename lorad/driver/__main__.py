@@ -6,6 +6,7 @@ written.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import traceback
@@ -16,26 +17,26 @@ from lorad.driver.begin import connect
 from lorad.driver.driver import drive
 from lorad.driver.params import Params
 from lorad.driver.rewards import Rewarder
-from lorad.driver.session import Session, load_spec
+from lorad.driver.session import Session, State, StopFlag, load_spec
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.directory import resolve
 from lorad.paths import RunDir
 from lorad.protocol.journal import EndFact, JournalWriter
-from lorad.rl.data import load_data
+from lorad.rl.data import load_data, load_eval
 from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import Spec
 
 JOURNAL_LOST = 74  # EX_IOERR
 
 
 def main() -> int:
+    stop = StopFlag()
+    signal.signal(signal.SIGTERM, stop)
     params = parameters.read(Path(sys.argv[1]))
     run_dir = RunDir(Path(params.run_dir))
-    step = [0]
     try:
         with JournalWriter(run_dir.journal, params.run, params.attempt) as journal:
-            end = attempt(params, run_dir, journal, step)
-            journal.append("end", step[0], end)
+            end, step = attempt(params, run_dir, journal, stop)
+            journal.append("end", step, end)
     except OSError as error:
         print(f"the journal cannot be written: {error}", file=sys.stderr, flush=True)
         return JOURNAL_LOST
@@ -43,38 +44,53 @@ def main() -> int:
     return 0 if end.reason in ("completed", "stopped") else 1
 
 
-def attempt(params: Params, run_dir: RunDir, journal: JournalWriter, step: list[int]) -> EndFact:
-    """Drive, and say why it ended; `step` receives the last step that counts."""
-    session: Session | None = None
+def attempt(params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopFlag) -> tuple[EndFact, int]:
+    """Drive; why it ended, and the last step that counts."""
+    state = State()
     try:
-        session = open_session(params, run_dir, journal)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(session, "stop_requested", True))
-        return drive(session)
-    except AttestationFailed as error:
-        return EndFact("attestation_failed", error.message, error.hint)
-    except PoolLost as error:
-        return EndFact("lost", error.message, error.hint or f"`lorad resume {params.run}` goes on from a checkpoint.")
-    except LoradError as error:
-        return EndFact("failed", error.message, error.hint)
-    except OSError as error:
-        hint = f"Free some space or mend the permissions, then `lorad resume {params.run}`."
-        return EndFact("failed", f"{error.filename or run_dir.root}: {error.strerror}", hint)
+        with contextlib.ExitStack() as stack:
+            session = open_session(params, run_dir, journal, stop, stack)
+            if session is None:
+                return EndFact("stopped", "before its pool was ready"), 0
+            session.state = state
+            return drive(session), state.step
     except Exception as error:
-        traceback.print_exc()
-        return EndFact("failed", f"{type(error).__name__}: {error}", f"See `lorad logs {params.run}`.")
-    finally:
-        if session is not None:
-            step[0] = session.state.step
-            session.rewarder.close()
-            session.pool.close()
+        return reason(error, params.run, run_dir), state.step
 
 
-def open_session(params: Params, run_dir: RunDir, journal: JournalWriter) -> Session:
-    """Everything that a loop needs, checked; the pool is waited for last."""
+def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
+    """What an exception means for the run."""
+    resume = f"`lorad resume {run}` goes on from a checkpoint."
+    match error:
+        case AttestationFailed():
+            return EndFact("attestation_failed", error.message, error.hint)
+        case PoolLost():
+            return EndFact("lost", error.message, error.hint or resume)
+        case LoradError():
+            return EndFact("failed", error.message, error.hint)
+        case OSError():
+            where = error.filename or run_dir.root
+            return EndFact("failed", f"{where}: {error.strerror}", f"Free space or mend the permissions. {resume}")
+        case _:
+            traceback.print_exception(error)
+            return EndFact("failed", f"{type(error).__name__}: {error}", f"See `lorad logs {run}`.")
+
+
+def open_session(
+    params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
+) -> Session | None:
+    """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
     spec, cwd = load_spec(run_dir), Path(params.cwd)
     tokenizer = Tokenizer(resolve(spec.model.path))
     train_data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
-    eval_data = eval_problems(spec, tokenizer, cwd)
-    rewarder = Rewarder(spec.reward_spec, cwd)
-    pool = connect(Path(params.pool_socket), params.run, params.attempt, params.pool_timeout)
-    return Session(spec, params, run_dir, pool, journal, tokenizer, train_data, eval_data, rewarder)
+    eval_data = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
+    rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
+    pool = connect(params, stop)
+    if pool is None:
+        return None
+    stack.enter_context(pool)
+    return Session(spec, params, run_dir, pool, journal, tokenizer, train_data, eval_data, rewarder, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,8 +9,9 @@ from pathlib import Path
 from lorad.adapters.targets import match_modules
 from lorad.driver import checkpoint
 from lorad.driver.evaluate import evaluate, is_due
+from lorad.driver.params import Params
 from lorad.driver.publish import publish
-from lorad.driver.session import Session, State
+from lorad.driver.session import Session, State, StopFlag
 from lorad.errors import PoolLost
 from lorad.models.directory import linear_shapes, read_config
 from lorad.protocol.calls import Nothing, Open, Opened, PoolInfo
@@ -18,16 +19,20 @@ from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Attempt, Record, lineage, read
 
 
-def connect(path: Path, run: str, attempt: int, timeout: float) -> Connection:
-    """A connection to the pool, which may still be loading its base. Raises PoolLost after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
+def connect(params: Params, stop: StopFlag) -> Connection | None:
+    """A connection to the pool, which may still be loading its base; None when a stop came first.
+
+    Raises PoolLost after `params.pool_timeout` seconds.
+    """
+    deadline = time.monotonic() + params.pool_timeout
+    while not stop.wanted:
         try:
-            return Connection(path, run=run, attempt=attempt)
+            return Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
         except PoolLost:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+    return None
 
 
 def begin(session: Session) -> PoolInfo:
@@ -40,7 +45,7 @@ def begin(session: Session) -> PoolInfo:
     session.journal.append("attempt", restored.state.step if restored else 0, _attempt(session, info, restored, opened))
     if any(r.kind in ("step", "version", "eval") for r in records):
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
-    session.state = restored.state if restored else State()
+    _restore(session.state, restored)
     session.state.next_version = 1 + newest_version(session, records)
     publish(session, session.state.step)
     if restored is None and is_due(session):
@@ -79,12 +84,10 @@ def newest_version(session: Session, records: list[Record]) -> int:
     journaled = [r.data["version"] for r in records if r.kind == "version"]
     directory = session.run_dir.versions
     on_disk = [int(p.name) for p in directory.iterdir() if p.name.isdigit()] if directory.exists() else []
-    return max([-1, *journaled, *on_disk])
+    return max((-1, *(int(n) for n in journaled), *on_disk))
 
 
-def _attempt(
-    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened
-) -> Attempt:
+def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened) -> Attempt:
     return Attempt(
         pid=os.getpid(),
         steps=session.params.steps,
@@ -93,3 +96,8 @@ def _attempt(
         resumed_from=restored.state.step if restored else None,
         parameters=opened.parameters,
     )
+
+
+def _restore(state: State, restored: checkpoint.Restored | None) -> None:
+    for field in State.__struct_fields__:
+        setattr(state, field, getattr(restored.state if restored else State(), field))

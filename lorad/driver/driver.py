@@ -21,7 +21,7 @@ from lorad.protocol.journal import EndFact
 def drive(session: Session) -> EndFact:
     """The whole attempt: why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
     info = begin(session)
-    while session.steps_left and not session.stop_requested:
+    while session.steps_left and not session.stop.wanted:
         step(session)
     if session.state.step and not checkpoint.is_due(session):
         checkpoint.checkpoint(session)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lorad.driver.rewards import to_score
 from lorad.driver.sample import complete, sampling
 from lorad.driver.session import Session
 from lorad.protocol.journal import EvalFact
@@ -17,8 +16,8 @@ def is_due(session: Session) -> bool:
 def evaluate(session: Session) -> float:
     """The mean reward; a sample whose reward failed counts 0."""
     groups = complete(session, session.eval_data, 1, sampling(session, greedy=True))
-    scores = session.rewarder.score([to_score(group[0]) for group in groups])
-    score = sum(s.value or 0.0 for s in scores) / len(scores)
+    scores = session.rewarder.score([group[0].for_reward() for group in groups])
+    score = sum(s.reward for s in scores) / len(scores)
     failed = sum(s.value is None for s in scores)
     fact = EvalFact(version=session.state.version, score=score, problems=len(scores), failed=failed)
     session.journal.append("eval", session.state.step, fact)

@@ -17,8 +17,19 @@ from lorad.paths import RunDir
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
+from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec
+
+
+class StopFlag:
+    """Set by SIGTERM: a graceful stop is wanted."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __call__(self, *_: object) -> None:
+        self.wanted = True
 
 
 class State(Struct):
@@ -43,10 +54,9 @@ class Session:
     train_data: Dataset
     eval_data: list[Example]
     rewarder: Rewarder
+    stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
-    stop_requested: bool = False
-    finished: bool = False
 
     @property
     def steps_left(self) -> bool:
@@ -82,6 +92,10 @@ class Sample:
     logprobs: np.ndarray
     finish: str
     text: str
+
+    def for_reward(self) -> RewardInput:
+        e = self.example
+        return RewardInput(prompt=e.prompt, completion=self.text, answer=e.answer, finish=self.finish, row=e.row)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,7 @@ def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[M
     return [_minibatch(session, rollout, weighed, part.tolist(), size) for part in parts]
 
 
-def _minibatch(
-    session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int
-) -> MiniBatch | None:
+def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: list[int], size: int) -> MiniBatch | None:
     algorithm = session.spec.algorithm
     alive = [g for g in groups if weighed.alive[g]]
     if not alive:

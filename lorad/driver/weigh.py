@@ -12,7 +12,7 @@ from lorad.rl.advantage import group_advantages, zero_variance
 def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
     """Group-relative advantages; groups whose rewards are all equal carry no gradient and may be dropped."""
     algorithm = session.spec.algorithm
-    rewards = np.array([0.0 if s.value is None else s.value for s in scores], np.float32)
+    rewards = np.array([s.reward for s in scores], np.float32)
     sizes = np.array([len(group) for group in rollout.groups], np.int32)
     flat = zero_variance(rewards, sizes)
     return Weighed(

@@ -7,7 +7,7 @@ import importlib
 from lorad.engines.base import Engine
 from lorad.errors import SpecError
 
-BACKENDS = {"builtin": "lorad.engines.builtin:BuiltinEngine"}
+BACKENDS = {"builtin": "lorad.engines.builtin.engine:BuiltinEngine"}
 
 
 def engine_class(name: str, override: str | None = None) -> type[Engine]:

@@ -39,7 +39,7 @@ class Base:
     norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
     cos: Tensor  # [max positions, head_dim]
-    sin: Tensor  # [max positions, head_dim], the first half negated (see `qwen3.rotate`)
+    sin: Tensor  # [max positions, head_dim], the first half negated (see `qwen3.Rope`)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight once, under a stable name, in a stable order."""

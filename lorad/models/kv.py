@@ -28,7 +28,7 @@ class KVCache:
         return self.data.shape[4]
 
     def expand(self, counts: Sequence[int], length: int) -> None:
-        """Repeat each row so many times, in order, with room for `length` tokens: samples that begin with one prompt."""
+        """Repeat each row so many times, in order, with room for `length` tokens: one prompt, many samples."""
         data = self.data.new_zeros(*self.data.shape[:2], sum(counts), self.data.shape[3], length, self.data.shape[5])
         start = 0
         for row, count in enumerate(counts):

@@ -25,7 +25,7 @@ class LoraApply(Protocol):
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         """The group's output with the adapter: y + delta(x); y itself when the adapter has nothing there.
 
-        x: [..., in], y: [..., out] (fresh, contiguous: may be written to under no_grad).
+        x: [tokens, in], y: [tokens, out] (fresh, contiguous: may be written to under no_grad).
         group: a key of `GROUPS`, or "lm_head" with layer = number of layers.
         """
         ...
@@ -61,9 +61,7 @@ class FrozenLora:
         pair = self.pairs.get((layer, group))
         if pair is None:
             return y
-        low = F.linear(x, pair[0])
-        y.view(-1, y.shape[-1]).addmm_(low.view(-1, low.shape[-1]), pair[1].t())
-        return y
+        return y.addmm_(F.linear(x, pair[0]), pair[1].t())
 
     def nbytes(self) -> int:
         """Bytes that the copy holds."""
@@ -73,7 +71,7 @@ class FrozenLora:
 class MixedLora:
     """Several frozen adapters (None: the bare base) in one batch, as two batched matmuls per group.
 
-    owner[row] is the index into `loras` of that batch row. Ranks and targets may differ: missing ones are zeros.
+    owner[token] is the index into `loras` of that row of x. Ranks and targets may differ: missing ones are zeros.
     """
 
     def __init__(self, base: Base, loras: Sequence[FrozenLora | None], owner: Sequence[int]) -> None:
@@ -86,7 +84,7 @@ class MixedLora:
         self.assign(owner)
 
     def assign(self, owner: Sequence[int]) -> None:
-        """Says which adapter each row of the next forwards uses."""
+        """Says which adapter each token of the next forwards uses."""
         rows = np.asarray(owner, dtype=np.int64)
         sizes = np.bincount(rows, minlength=self.count)
         order = np.argsort(rows, kind="stable")
@@ -105,11 +103,11 @@ class MixedLora:
         if pair is None:
             return y
         rows = x if self.gather is None else x.index_select(0, self.gather)
-        low = torch.bmm(rows.reshape(self.count, -1, x.shape[-1]), pair[0].transpose(1, 2))
+        low = torch.bmm(rows.view(self.count, -1, x.shape[-1]), pair[0].transpose(1, 2))
         if self.gather is None:
             y.view(self.count, -1, y.shape[-1]).baddbmm_(low, pair[1].transpose(1, 2))
             return y
-        delta = torch.bmm(low, pair[1].transpose(1, 2)).view(rows.shape[0], *y.shape[1:])
+        delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
         return y.add_(delta.index_select(0, self.place))
 
 

@@ -5,6 +5,8 @@ Left out: dropout, sliding windows, rope scaling, quantization, mixture of exper
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,25 +16,34 @@ from lorad.models.base import Base, Layer
 from lorad.models.lora import LoraApply
 
 
+class Rope(NamedTuple):
+    """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces rotate_half."""
+
+    cos: Tensor  # [batch or 1, time, 1, head_dim]
+    sin: Tensor
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
+
+
 def hidden(base: Base, ids: Tensor, positions: Tensor, attention: Attention, lora: LoraApply | None = None) -> Tensor:
     """The normalised last hidden state, [batch, time, hidden].
 
     ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`.
     Differentiable with respect to what `lora` adds; the base itself never requires grad.
     """
-    cos, sin = base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2)
-    x = F.embedding(ids, base.embed)
+    rope = Rope(base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2))
+    x = F.embedding(ids.reshape(-1), base.embed)  # two dimensions throughout: matmul folds more slowly than we do
     for index, layer in enumerate(base.layers):
-        x = x + _attend(base, index, layer, x, cos, sin, attention, lora)
+        x = x + _attend(base, index, layer, x, ids.shape, rope, attention, lora)
         x = x + _feed_forward(base, index, layer, x, lora)
-    return F.rms_norm(x, x.shape[-1:], base.norm, base.config.rms_norm_eps)
+    return F.rms_norm(x, x.shape[-1:], base.norm, base.config.rms_norm_eps).view(*ids.shape, -1)
 
 
 def logits(base: Base, states: Tensor, lora: LoraApply | None = None) -> Tensor:
     """[..., hidden] -> [..., vocab]. Select the positions first: a non-contiguous slice is copied before the matmul."""
-    states = states.contiguous()
-    scores = F.linear(states, base.head)
-    return scores if lora is None else lora.apply(len(base.layers), "lm_head", states, scores)
+    rows = states.reshape(-1, states.shape[-1]).contiguous()
+    return _linear(rows, base.head, None, len(base.layers), "lm_head", lora).view(*states.shape[:-1], -1)
 
 
 def _attend(
@@ -40,8 +51,8 @@ def _attend(
     index: int,
     layer: Layer,
     x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    shape: torch.Size,
+    rope: Rope,
     attention: Attention,
     lora: LoraApply | None,
 ) -> Tensor:
@@ -49,11 +60,11 @@ def _attend(
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, config.rms_norm_eps)
     qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
-    qkv = qkv.view(*x.shape[:-1], heads + 2 * kv, dim)
+    qkv = qkv.view(*shape, heads + 2 * kv, dim)
     qk = F.rms_norm(qkv[..., : heads + kv, :], (dim,), None, config.rms_norm_eps) * layer.qk_norm
-    qk = rotate(qk, cos, sin)
+    qk = rope.rotate(qk)
     out = attention(index, qk[..., :heads, :], qk[..., heads:, :], qkv[..., heads + kv :, :])
-    return _linear(out.flatten(-2), layer.o, layer.o_bias, index, "o", lora)
+    return _linear(out.reshape(-1, heads * dim), layer.o, layer.o_bias, index, "o", lora)
 
 
 def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApply | None) -> Tensor:
@@ -65,8 +76,3 @@ def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApp
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None) -> Tensor:
     y = F.linear(x, weight, bias)
     return y if lora is None else lora.apply(layer, group, x, y)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of the last dimension; `sin` has its first half negated, so one roll replaces rotate_half."""
-    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)

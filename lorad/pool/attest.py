@@ -1,14 +1,14 @@
 """Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
 
-*Delivery*: the digest of what the engine received. *Direct comparison*: on canaries, the change that the version makes to
-the engine's log-probabilities, de, against the change that the trainer's slot makes to its own, dt (each side against
-its own base, so that most of their rounding drops out):
+*Delivery*: the digest of what the engine received. *Direct comparison*: on canaries, the change that the version makes
+to the engine's log-probabilities, de, against the change that the trainer's slot makes to its own, dt (each side
+against its own base, so that most of their rounding drops out):
 
     rel = |de - dt| / |dt|      slope = <de, dt> / |dt|^2      z = <de - dt(v-1), u> / |u|^2,  u = dt(v) - dt(v-1)
 
-rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses late in a run.
-Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with it, so that noise alone fails
-nothing, and where they have grown too large to prove anything the verdict is inconclusive.
+rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses late in a
+run. Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with it, so that noise
+alone fails nothing, and where they have grown too large to prove anything the verdict is inconclusive.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from lorad.protocol.calls import Attestation
 from lorad.trainers.base import Policy, Trainer
 
 NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
+DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)^2; so many times that
 
 
 class Limits(Struct, frozen=True):
-    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; blind: the limit
-    beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats, or so many times the base's sigma.
+    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; rel_blind: the
+    limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma is large.
     """
 
     least_sigma: float
@@ -39,7 +40,7 @@ class Limits(Struct, frozen=True):
 
 FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5)
 BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2)
-LARGEST_SIGMAS, MEAN_SIGMAS = 40.0, 4.0
+LARGEST_SIGMAS, MEAN_SIGMAS = 15.0, 2.0
 
 
 class Attester:
@@ -61,7 +62,7 @@ class Attester:
     async def attest(
         self, name: str, digest: str, slot: str, canaries: Canaries, previous: np.ndarray | None
     ) -> tuple[Attestation, np.ndarray]:
-        """Whether `name` is what `slot` holds now, and dt for the next one. previous: dt(v-1); None: that was the base."""
+        """Whether `name` is what `slot` holds now, and its dt. previous: dt(v-1); None: that was the base."""
         trainer = (await self._trainer.logprobs(Policy(slot), canaries.batch)).astype(np.float64)
         change = trainer - canaries.trainer
         if (missing := await self.delivery(name, digest)) is not None:
@@ -86,6 +87,8 @@ def judge(
     """The verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous: dt(v-1)."""
     if not np.isfinite(engine).all():
         return Attestation("failed", "the engine's log-probabilities are not finite")
+    if not np.isfinite(trainer).all():
+        return Attestation("failed", "the trainer's log-probabilities are not finite")
     facts = measure(canaries, engine, trainer, previous, limits)
     largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"])
     mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"])
@@ -107,7 +110,7 @@ def judge(
 def measure(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
 ) -> dict[str, float]:
-    """The numbers behind a verdict; rel and slope are missing when the version changes nothing, z when nothing changed."""
+    """The numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
     de, dt = engine - canaries.engine, trainer - canaries.trainer
     difference, u = np.abs(engine - trainer), dt - previous
     sigma = max(canaries.sigma, limits.least_sigma)
@@ -127,16 +130,17 @@ def measure(
     if step > 0:
         facts["z"] = float((de - previous) @ u) / step**2
         facts["z_error"] = abs(facts["z"] - 1)
-        facts["z_limit"] = max(limits.z, NOISE_FACTOR * sigma / step)  # u averages the noise of all tokens
+        averaged, diluted = NOISE_FACTOR * sigma / step, DILUTION * (noise / step) ** 2
+        facts["z_limit"] = max(limits.z, averaged, diluted)
     return {key: float(value) for key, value in facts.items()}
 
 
 def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestation:
     numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
     if "rel" not in facts:
-        return Attestation("passed", f"it changes nothing yet, and the engine agrees; largest {facts['largest']:.2g}", facts)
+        return Attestation("passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts)
     if facts["rel_limit"] > limits.rel_blind:
-        return Attestation("inconclusive", f"delivered, but too little signal to tell it from another: {numbers}", facts)
+        return Attestation("inconclusive", f"delivered, but too little signal to tell more: {numbers}", facts)
     if "z" in facts and facts["z_limit"] > limits.z:
         step = f"step {facts['step']:.2g} nats rms, noise {facts['sigma']:.2g}"
         return Attestation("inconclusive", f"delivered, but too close to the previous version: {step}", facts)

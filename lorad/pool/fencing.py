@@ -29,7 +29,7 @@ class Reply:
 
 
 class Fence:
-    """One run's. `attempt` is the newest seen; `phase` the verb under way; `abort` ends a stream by its request name."""
+    """One run's. attempt: the newest seen. phase: the verb under way. abort: ends a stream by its request name."""
 
     def __init__(self, run: str, abort: Callable[[str], Awaitable[None]]) -> None:
         self.run, self.attempt, self.phase = run, 0, IDLE
@@ -46,7 +46,7 @@ class Fence:
         return self.phase if self.phase != IDLE or not self._streams else "generate"
 
     async def once(self, call: Call, work: Work) -> Any:
-        """The outcome of a mutating call: done now, under way, or recorded. Raises Fenced, Conflict, and what `work` does."""
+        """The outcome of a mutating call: done now, under way or recorded. Raises Fenced, Conflict, what `work` does."""
         self._admit(call)
         reply = self._replies.get(call.seq)
         if reply is None:

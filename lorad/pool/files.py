@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class VersionFiles:
-    """`base_model`: what the PEFT configuration names as the base. A failed write is told to every later call of its run."""
+    """base_model: what the PEFT configuration names as the base. Each later call of a run is told of a failed write."""
 
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model

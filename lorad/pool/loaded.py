@@ -1,8 +1,8 @@
 """Which versions the engine holds, under which of its names, for whom, and when they go.
 
 A version is held by the run that published it (current and previous), or because somebody is served from it. The
-engine's name is the version's own; only when that was used before (a version reloaded from its files, or published again
-by a later attempt) it gets a suffix, because an engine never sees a name twice.
+engine's name is the version's own; only when that was used before (a version reloaded from its files, or published
+again by a later attempt) it gets a suffix, because an engine never sees a name twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,20 +73,27 @@ class LoadedVersions:
             self._drop(entry)
         self._trim()
 
-    async def serve(self, version: str, source: AdapterSource) -> Entry:
-        """The loaded version, or a load of it. Raises IntegrityError when it is loaded with other bytes."""
+    async def serve(self, version: str, digest: str, read: Callable[[], Awaitable[AdapterSource]]) -> Entry:
+        """The loaded version, or a load of what `read` gives. Raises IntegrityError when other bytes are loaded."""
         async with self._loading:
             entry = self._entries.get(version)
             if entry is None:
-                entry = self._entries[version] = await self._load(version, source, held=False)
-            elif entry.digest != source.digest:
+                entry = self._entries[version] = await self._load(version, await read(), held=False)
+            elif entry.digest != digest:
                 raise IntegrityError(
-                    f"{version} is loaded as sha256 {entry.digest}, not {source.digest}",
+                    f"{version} is loaded as sha256 {entry.digest}, not {digest}",
                     hint="`lorad verify` tells whether its files were changed.",
                 )
             entry.served, entry.used = True, next(_clock)
             self._trim()
             return entry
+
+    def withdraw(self, entry: Entry) -> None:
+        """Nobody is to be served from the entry any more."""
+        entry.served = False
+        if not entry.held and self._entries.get(entry.version) is entry:
+            del self._entries[entry.version]
+            self._drop(entry)
 
     @contextmanager
     def use(self, version: str) -> Iterator[Entry]:

@@ -108,7 +108,7 @@ class LogprobsResult(Struct, frozen=True):
 
 
 class Publish(Struct, frozen=True):
-    """Export the slot, load it into the engine as `run@number`, attest it; files go to `directory` in the background."""
+    """Export the slot, load it into the engine as `run@number`, attest it; files go to `directory` meanwhile."""
 
     number: int
     step: int
@@ -117,7 +117,7 @@ class Publish(Struct, frozen=True):
 
 
 class Attestation(Struct, frozen=True):
-    """passed | inconclusive (delivery proved, too little signal to tell more) | failed. `facts`: the numbers behind it."""
+    """passed | inconclusive (delivery proved, too little signal to tell more) | failed. `facts`: the numbers."""
 
     verdict: Literal["passed", "inconclusive", "failed"]
     detail: str

@@ -35,10 +35,8 @@ def encode(message: Any) -> list[bytes | memoryview]:
     def hook(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             array = np.ascontiguousarray(value)
-            buffers.append(memoryview(array.reshape(-1).view(np.uint8)))
-            return msgspec.msgpack.Ext(
-                ARRAY, msgspec.msgpack.encode((str(array.dtype), value.shape, len(buffers) - 1))
-            )
+            buffers.append(array.reshape(-1).view(np.uint8).data)
+            return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode((str(array.dtype), value.shape, len(buffers) - 1)))
         raise TypeError(f"{type(value).__name__} cannot travel in a frame")
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)

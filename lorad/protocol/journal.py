@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
-from lorad.errors import Conflict
+from lorad.errors import Conflict, IntegrityError
 
 VERSION = 1
 
@@ -138,7 +138,10 @@ def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
 
 
 class JournalWriter:
-    """Appends facts of one attempt. Raises Conflict when another process writes to this journal."""
+    """Appends facts of one attempt. Raises Conflict when another process writes to this journal.
+
+    A torn tail is cut. Raises IntegrityError when whole records follow the damage: then nothing is cut.
+    """
 
     def __init__(self, path: Path, run: str, attempt: int) -> None:
         self.run, self.attempt = run, attempt
@@ -148,10 +151,26 @@ class JournalWriter:
         except BlockingIOError:
             os.close(self._fd)
             raise Conflict(f"another driver writes to {path}", hint=f"`lorad kill {run}` ends it.") from None
-        self._seq, end = 0, 0
-        for record, end in read(path):
-            self._seq = record.seq
+        try:
+            self._seq = self._cut_torn_tail(path)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _cut_torn_tail(self, path: Path) -> int:
+        """The number of the last record; the file ends with it."""
+        seq = end = 0
+        for record, offset in read(path):
+            seq, end = record.seq, offset
+        tail = os.pread(self._fd, os.fstat(self._fd).st_size - end, end)
+        if whole := sum(decode(line) is not None for line in tail.split(b"\n")[1:]):
+            raise IntegrityError(
+                f"{path} is damaged at byte {end}, and {whole} whole records follow",
+                hint=f"Restore it from a copy, or give up what follows: `truncate -s {end} {path}`.",
+            )
         os.ftruncate(self._fd, end)
+        _fsync_directory(path.parent)  # the file may be new
+        return seq
 
     def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
         """Write one fact and fsync it. Raises OSError (disk full): then nothing of it counts."""
@@ -176,6 +195,14 @@ class JournalWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def lineage(records: list[Record]) -> list[Record]:

@@ -88,7 +88,7 @@ class RowDataset(Dataset):
             )
         if self.has_answers:
             for row in self._rows:
-                _value(row, data.answer_key)
+                _value(row, data, "answer_key")
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [divmod(index, len(self._rows)) for index in range(position, position + n)]
@@ -111,7 +111,7 @@ class RowDataset(Dataset):
                     self.dropped += 1
 
     def _example(self, row: Row, epoch: int, tokens: list[int]) -> Example:
-        answer = _value(row, self._data.answer_key) if self.has_answers else ""
+        answer = _value(row, self._data, "answer_key") if self.has_answers else ""
         text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
         prompt = self._text(row)
         if len(tokens) > self._data.max_prompt_tokens:
@@ -131,7 +131,7 @@ class RowDataset(Dataset):
 
     def _text(self, row: Row) -> str:
         """The prompt as text; with a chat template a string is what the user says."""
-        value = _value(row, self._data.prompt_key)
+        value = _value(row, self._data, "prompt_key")
         messages = _messages(value, row)
         if self._templated:
             return self._tokenizer.chat(messages)
@@ -172,12 +172,14 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     return found.take(0, min(problems, found.size or problems))
 
 
-def _value(row: Row, key: str) -> Any:
+def _value(row: Row, data: Data, setting: Literal["prompt_key", "answer_key"]) -> Any:
+    key = getattr(data, setting)
     if (value := row.values.get(key)) is None:
         there = ", ".join(map(str, row.values)) or "nothing"
         what = "is null" if key in row.values else "is missing"
-        setting = "data.prompt_key or data.answer_key"
-        raise SpecError(f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set {setting} to one of them.")
+        raise SpecError(
+            f"{row.where}: the key {key!r} {what}; there is {there}", hint=f"Set data.{setting} to another."
+        )
     return value
 
 

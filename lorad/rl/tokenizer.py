@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,8 +17,9 @@ from lorad.errors import SpecError
 class Tokenizer:
     """Text <-> token ids.
 
-    `eos`: the ids that end a completion, of `generation_config.json`, else `config.json`, else `tokenizer_config.json`;
-    empty when none names one. `pad`: the padding id from the same places, else the first of `eos`, else 0.
+    `eos_ids`: the ids that end a completion, of `generation_config.json`, else `config.json`, else
+    `tokenizer_config.json`; empty when none names one. `pad_id`: the padding id from the same places, else the first of
+    `eos_ids`, else 0.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -37,8 +39,8 @@ class Tokenizer:
         self._settings = _read(directory / "tokenizer_config.json")
         self._template = _template(directory, self._settings)
         configs = [_read(directory / name) for name in ("generation_config.json", "config.json")]
-        self.eos = self._ids(configs, "eos_token")
-        self.pad = (*self._ids(configs, "pad_token"), *self.eos, 0)[0]
+        self.eos_ids = self._ids(configs, "eos_token")
+        self.pad_id = (*self._ids(configs, "pad_token"), *self.eos_ids, 0)[0]
 
     @property
     def has_chat_template(self) -> bool:
@@ -72,11 +74,14 @@ class Tokenizer:
         from jinja2 import TemplateError
 
         try:
-            tokens = {key: text for key in ("bos_token", "eos_token", "pad_token") if (text := self._text(key))}
-            template = _environment().from_string(self._template)
-            return str(template.render(messages=list(messages), add_generation_prompt=True, **tokens))
+            return str(self._compiled.render(messages=list(messages), add_generation_prompt=True))
         except (TemplateError, TypeError, ValueError) as error:
             raise SpecError(f"the chat template refused the messages: {error}", hint="check their roles") from error
+
+    @cached_property
+    def _compiled(self) -> Any:
+        tokens = {key: text for key in ("bos_token", "eos_token", "pad_token") if (text := self._text(key))}
+        return _environment().from_string(self._template, globals=tokens)
 
     def _ids(self, configs: Sequence[Mapping[str, Any]], key: str) -> tuple[int, ...]:
         for config in configs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 from msgspec import Struct
@@ -40,10 +41,10 @@ def _problems(path: Path) -> list[str]:
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             found = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
-            broken = connection.execute("PRAGMA foreign_key_check").fetchall()
+            broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
     except sqlite3.DatabaseError as error:
         return [f"{path}: {error}"]
     return [f"{path}: {problem}" for problem in found] + [
-        f"{path}: row {rowid} of {table} refers to a row of {parent} that is not there"
-        for table, rowid, parent, _ in broken
+        f"{path}: {count} rows of {table} refer to rows of {parent} that are not there"
+        for (table, parent), count in broken.items()
     ]

@@ -12,30 +12,36 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from lorad.errors import Conflict, IntegrityError
+from lorad.errors import Conflict, IntegrityError, LoradError
 from lorad.migrations import MIGRATIONS
 
 Row = dict[str, Any]
 Parameters = Sequence[Any] | Mapping[str, Any]
 
-BUSY_SECONDS = 30.0  # how long a write waits for another connection
+BUSY_SECONDS = 5.0  # how long a write waits for another connection
+ALWAYS_CHECKED_BYTES = 256 * 2**20  # reading 1.2 GB takes 1.8 s; a larger file is read through only after a crash
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+
+UNUSABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY}
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class Store:
     """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that made it.
 
-    Raises Conflict when a newer lorad wrote it, IntegrityError when it is damaged. An older schema is upgraded as one
-    transaction, with a copy kept as `<path>.before-<migration>`.
+    Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy kept as
+    `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, and LoradError when it can
+    not be used now (disk full, read-only, locked by somebody else); then nothing was changed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with _locked(path.with_name(path.name + ".lock")):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _create(path)
             self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
             try:
-                self._prepare()
+                with self._in_words():
+                    self._prepare()
             except BaseException:
                 self._connection.close()
                 raise
@@ -51,13 +57,18 @@ class Store:
 
         Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
         """
+        with self._in_words(), self._transaction():
+            yield self._connection
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
         begin, commit = "BEGIN IMMEDIATE", "COMMIT"
         undo: tuple[str, ...] = ("ROLLBACK",)
         if self._connection.in_transaction:
             begin, commit, undo = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
         self._connection.execute(begin)
         try:
-            yield self._connection
+            yield
             self._connection.execute(commit)
         except BaseException:
             for statement in undo if self._connection.in_transaction else ():
@@ -65,9 +76,10 @@ class Store:
             raise
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        cursor = self._connection.execute(sql, parameters)
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, values, strict=True)) for values in cursor]
+        with self._in_words():
+            cursor = self._connection.execute(sql, parameters)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, values, strict=True)) for values in cursor]
 
     def row(self, sql: str, parameters: Parameters = ()) -> Row | None:
         """The first row of the answer; None when there is none."""
@@ -76,21 +88,35 @@ class Store:
     def close(self) -> None:
         self._connection.close()
 
-    def _prepare(self) -> None:
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Errors that are not bugs become LoradErrors."""
         try:
-            for pragma in PRAGMAS:
-                self._connection.execute(f"PRAGMA {pragma}")
-            found = [row["quick_check"] for row in self.rows("PRAGMA quick_check(1)")]
+            yield
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, read-only, disk full: the file may be whole
-                raise
-            found = [str(error)]
-        if found != ["ok"]:
-            raise IntegrityError(
-                f"the database {self.path} is damaged: {found[0]}",
-                hint="Move it away with its -wal file and put a backup in its place. Run directories are not touched by this.",
-            )
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGED:
+                raise self._damaged(str(error)) from error
+            if code in UNUSABLE:
+                hint = "Nothing was changed. See `df` and the mode of the file; `lsof` shows who else has it open."
+                raise LoradError(f"the database {self.path} cannot be used: {error}", hint=hint) from error
+            raise
+
+    def _prepare(self) -> None:
+        crashed = self.path.with_name(self.path.name + "-wal").exists()
+        for pragma in PRAGMAS:
+            self._connection.execute(f"PRAGMA {pragma}")
+        if crashed or self.path.stat().st_size <= ALWAYS_CHECKED_BYTES:
+            (found,) = self.rows("PRAGMA quick_check(1)")
+            if found["quick_check"] != "ok":
+                raise self._damaged(found["quick_check"])
         self._migrate()
+
+    def _damaged(self, how: str) -> IntegrityError:
+        return IntegrityError(
+            f"the database {self.path} is damaged: {how}",
+            hint="Move it and its -wal file away and put a backup in their place. No run directory was touched.",
+        )
 
     def _migrate(self) -> None:
         db = Database(self._connection)
@@ -111,9 +137,15 @@ class Store:
     def _copy_to(self, path: Path) -> None:
         part = path.with_name(path.name + ".part")
         part.unlink(missing_ok=True)
+        _create(part)
         with contextlib.closing(sqlite3.connect(part)) as copy:
             self._connection.backup(copy)
         part.replace(path)
+
+
+def _create(path: Path) -> None:
+    """Readable by its owner only, as SQLite would not make it."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record, read
 from lorad.store import events, facts, runs
 from lorad.store.db import Store
@@ -29,7 +30,8 @@ class Place(Struct, frozen=True):
 def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
     """Take in what is new in the journal of a run: the new records. A journal that is missing has nothing new.
 
-    Raises NotFound (no such run) and OSError; then nothing was taken in.
+    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes) and OSError; then
+    nothing was taken in.
     """
     runs.get(store, run_name)
     place = _place(store, run_name)
@@ -79,7 +81,12 @@ def _take_in(
         if record.seq <= after:
             continue
         after = record.seq
-        facts.put(connection, run, record)
+        try:
+            facts.put(connection, run, record)
+        except (KeyError, TypeError, sqlite3.IntegrityError) as error:
+            raise IntegrityError(
+                f"record {record.seq} of the journal of run {run} is not understood: {error!r}"
+            ) from error
         if record.seq > place.seq or (record.seq == place.seq and record.crc != place.crc):
             events.append(store, run, record.kind, facts.event_data(record), at=record.at)
             new.append(record)

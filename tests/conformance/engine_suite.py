@@ -206,7 +206,7 @@ class EngineSuite:
             await engine.unload("run@1")
 
     async def test_abort_ends_every_unfinished_sample_and_the_engine_goes_on(self, engine: Engine) -> None:
-        finishes = []
+        finishes: list[str | None] = []
         async for chunk in engine.generate("doomed", BASE, [prompt(seeds=range(4))], LONG):
             if not finishes:
                 await engine.abort("doomed")

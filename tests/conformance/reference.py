@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def reference_model(base: Path, adapter: Path | None = None) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
     if adapter is None:
         return model.eval()  # type: ignore[no-any-return]
-    return PeftModel.from_pretrained(model, adapter, is_trainable=True).eval()  # type: ignore[no-any-return]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has deprecated
+        return PeftModel.from_pretrained(model, adapter, is_trainable=True).eval()  # type: ignore[no-any-return]
 
 
 def reference_logprobs(model: torch.nn.Module, batch: Batch, temperature: float = 1.0) -> torch.Tensor:

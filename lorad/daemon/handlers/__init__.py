@@ -1,1 +1,53 @@
-"""One file per verb that the daemon answers."""
+"""One file per verb; the routes are those of `lorad.client`."""
+
+from __future__ import annotations
+
+from lorad.daemon.handlers import (
+    adapters,
+    checkpoints,
+    devices,
+    evals,
+    events,
+    export,
+    generate,
+    kill,
+    list_runs,
+    logs,
+    pause,
+    pools,
+    remove,
+    resume,
+    run,
+    samples,
+    show,
+    shutdown,
+    status,
+    steps,
+    stop,
+    stop_pool,
+)
+
+ROUTES = (
+    ("GET", "/v1/status", status.handle),
+    ("POST", "/v1/shutdown", shutdown.handle),
+    ("GET", "/v1/pools", pools.handle),
+    ("DELETE", "/v1/pools/{pool}", stop_pool.handle),
+    ("GET", "/v1/devices", devices.handle),
+    ("GET", "/v1/events", events.handle),
+    ("POST", "/v1/runs", run.handle),
+    ("GET", "/v1/runs", list_runs.handle),
+    ("GET", "/v1/runs/{run}", show.handle),
+    ("DELETE", "/v1/runs/{run}", remove.handle),
+    ("POST", "/v1/runs/{run}/resume", resume.handle),
+    ("POST", "/v1/runs/{run}/pause", pause.handle),
+    ("POST", "/v1/runs/{run}/stop", stop.handle),
+    ("POST", "/v1/runs/{run}/kill", kill.handle),
+    ("GET", "/v1/runs/{run}/steps", steps.handle),
+    ("GET", "/v1/runs/{run}/evals", evals.handle),
+    ("GET", "/v1/runs/{run}/samples", samples.handle),
+    ("GET", "/v1/runs/{run}/logs", logs.handle),
+    ("GET", "/v1/runs/{run}/checkpoints", checkpoints.handle),
+    ("GET", "/v1/versions", adapters.handle),
+    ("POST", "/v1/versions/{version}/export", export.handle),
+    ("POST", "/v1/generate", generate.handle),
+)

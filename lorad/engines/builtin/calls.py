@@ -112,6 +112,7 @@ class Call:
                 self,
             )
             for prompt in prompts
+            if prompt.seeds.size
         ]
         self.samples = [sample for group in self.groups for sample in group.samples]
         self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens

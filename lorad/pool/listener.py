@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
@@ -33,6 +32,10 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
 def may_call(peer: socket.socket) -> bool:
     """Whether the process at the other end belongs to this user or to root (SO_PEERCRED)."""
     data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -44,7 +47,6 @@ def _remove_stale(path: Path) -> None:
         try:
             probe.connect(str(path))
         except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            remove(path)
             return
     raise Conflict(f"another pool answers on {path}", hint="Stop it first; `lorad pools` lists them.")

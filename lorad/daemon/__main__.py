@@ -1,0 +1,22 @@
+"""`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of `lorad.errors`."""
+
+from __future__ import annotations
+
+import sys
+
+from lorad.daemon.run import run_daemon
+from lorad.errors import LoradError
+from lorad.paths import Home, default_home
+
+
+def main() -> int:
+    try:
+        run_daemon(Home(default_home()))
+    except LoradError as error:
+        print(f"lorad: {error}. {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

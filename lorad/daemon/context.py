@@ -1,0 +1,114 @@
+"""What every verb of the daemon works on. The store is the index, the disk is the truth; the rest may be forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.config import Config
+from lorad.daemon.commands import Commands
+from lorad.daemon.devices import Device
+from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.pool import Pool
+from lorad.daemon.processes import Processes
+from lorad.daemon.waker import Waker
+from lorad.paths import AttemptDir, Home, RunDir
+from lorad.specs import Spec, from_json
+from lorad.states import EndReason, Move
+from lorad.store import runs
+from lorad.store.db import Row, Store
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that the daemon waits before it uses force, or tries again."""
+
+    pool_gone: float = 10.0  # a driver whose pool is gone ends by itself
+    pool_shutdown: float = 5.0  # after `shutdown`: SIGTERM
+    pool_term: float = 15.0  # after `shutdown`: SIGKILL
+    signal_again: float = 5.0
+    restart: float = 1.0  # before the first automatic restart; doubles
+    preflight: float = 120.0
+    pool_ready: float = 300.0
+
+
+@dataclass
+class Context:
+    home: Home
+    config: Config
+    store: Store
+    journal: DaemonJournal
+    devices: list[Device]
+    commands: Commands = field(default_factory=Commands)
+    patience: Patience = field(default_factory=Patience)
+    processes: Processes = field(default_factory=Processes)
+    waker: Waker = field(default_factory=Waker)
+    pools: dict[str, Pool] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.time)
+    closing: bool = False
+    # Notes that a new daemon does without:
+    signalled: dict[Path, tuple[int, float]] = field(default_factory=dict)  # attempt -> signal, when
+    not_before: dict[str, float] = field(default_factory=dict)  # run -> monotonic time of its restart
+    pool_gone_since: dict[str, float] = field(default_factory=dict)
+
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let `work` go on by itself; it is cancelled when the daemon closes."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def close(self) -> None:
+        """Let the daemon end; what it supervises goes on."""
+        self.closing = True
+        self.waker.poke()
+        self.waker.ring()
+
+    @property
+    def runs_root(self) -> Path:
+        return (self.config.storage or self.home.root) / "runs"
+
+    def move(
+        self, name: str, move: Move, *, reason: EndReason | None = None, detail: str = "", by: str = "daemon"
+    ) -> Row:
+        """One move of a run, in the store and in the daemon's journal: both or neither."""
+        with self.store.write():
+            row = runs.move(self.store, name, move, reason=reason, detail=detail, by=by)
+            self.journal.append("move", name, by, move=move, state=row["state"], reason=reason, detail=detail)
+        return row
+
+
+def run_dir(run: Row) -> RunDir:
+    return RunDir(Path(run["directory"]))
+
+
+def attempt_dir(run: Row) -> AttemptDir:
+    """Of the run's present attempt."""
+    return run_dir(run).attempt(run["attempt"])
+
+
+def spec_of(run: Row) -> Spec:
+    return from_json(run["spec"].encode())
+
+
+class Request(msgspec.Struct, frozen=True):
+    """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was resolved to."""
+
+    cwd: str
+    source: str
+    overrides: list[str]
+    model_path: str
+    model_dtype: str
+    parameters: int
+    facts: dict[str, Any] = {}
+
+
+def request_of(run: Row) -> Request:
+    return msgspec.json.decode((run_dir(run).root / "request.json").read_bytes(), type=Request)

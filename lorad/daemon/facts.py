@@ -1,0 +1,29 @@
+"""What the end of a run's journal says of its present attempt, without reading the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lorad.protocol.journal import EndFact, Record, decode
+
+TAIL = 1 << 18  # bytes
+
+
+def last_facts(journal: Path, attempt: int) -> list[Record]:
+    """The newest records of an attempt, as many as are in the tail of the journal."""
+    try:
+        with journal.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return []
+    records = [decode(line) for line in lines if line.endswith(b"\n")]
+    return [record for record in records if record is not None and record.attempt == attempt]
+
+
+def end_of(facts: list[Record]) -> EndFact | None:
+    """What the attempt said of its end; None when it said nothing."""
+    ends = [fact for fact in facts if fact.kind == "end"]
+    return msgspec.convert(ends[-1].data, EndFact) if ends else None

@@ -1,0 +1,15 @@
+"""Checkpoints from which a run can go on, oldest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lorad.daemon.context import Context
+from lorad.daemon.request import Call
+from lorad.store import runs
+from lorad.store.checkpoints import checkpoints
+
+
+async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+    runs.get(ctx.store, call.run)
+    return checkpoints(ctx.store, call.run)

@@ -1,0 +1,119 @@
+"""Ask one version for completions, in the pool of its base."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.daemon.context import Context
+from lorad.daemon.place import obstacle, setup_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools import ask_status, find_or_make, look_at_process, start_pool
+from lorad.daemon.processes import log_tail
+from lorad.daemon.request import Call
+from lorad.daemon.versions import find_version
+from lorad.errors import Conflict, PoolLost
+from lorad.protocol.batch import Prompt, Sampling
+from lorad.protocol.calls import Generate, LoadVersion
+from lorad.protocol.connection import Connection
+from lorad.rl.tokenizer import Tokenizer
+from lorad.store import runs
+from lorad.store.db import Row
+
+POLL_SECONDS = 0.1
+
+
+class Wish(Struct, forbid_unknown_fields=True):
+    """How to sample; the defaults are those of a quick look."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 64
+    seed: int = 0
+    stop: list[str] = []
+
+
+class Body(Struct):
+    version: str
+    prompt: str
+    sampling: Wish
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
+    body = call.json(Body)
+    version = find_version(ctx, body.version)
+    pool = pool_for(ctx, runs.get(ctx.store, version["run"]))
+    pool.guests += 1
+    try:
+        await ready(ctx, pool)
+        completions = await asyncio.to_thread(ask, pool, version, body.prompt, body.sampling)
+    finally:
+        pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
+        ctx.waker.poke()
+    return {"version": name_of(version), "completions": completions}
+
+
+def name_of(version: Row) -> str:
+    return f"{version['run']}@{version['version']}"
+
+
+def pool_for(ctx: Context, run: Row) -> Pool:
+    """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
+    setups = {device: setup_of(ctx, run, device) for device in ctx.devices}
+    keys = {setup.key for setup in setups.values()}
+    for pool in ctx.pools.values():
+        look_at_process(ctx, pool)
+        if pool.setup.key in keys and pool.process.is_up and pool.stop_asked is None:
+            return pool
+    reasons = []
+    for device, setup in setups.items():
+        if not (reason := obstacle(ctx, setup, device)):
+            pool = find_or_make(ctx, setup)
+            start_pool(ctx, pool)
+            return pool
+        reasons.append(reason)
+    raise Conflict(f"no device is free for {run['name']}'s base: {'; '.join(reasons)}", hint="Try again later.")
+
+
+async def ready(ctx: Context, pool: Pool) -> None:
+    """Until it has answered once. Raises PoolLost when it ends before, or takes too long."""
+    deadline = time.monotonic() + ctx.patience.pool_ready
+    while pool.status is None:
+        look_at_process(ctx, pool)
+        if not pool.process.is_up or time.monotonic() > deadline:
+            tail = log_tail(pool.attempt().log, 3)
+            raise PoolLost(f"pool {pool.id} {pool.process.in_words()} before it answered: {tail}", hint="Try again.")
+        await ask_status(ctx, pool)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def ask(pool: Pool, version: Row, text: str, wish: Wish) -> list[dict[str, Any]]:
+    """The completions, in order of their index; runs in a thread."""
+    tokenizer = Tokenizer(Path(pool.setup.model_path))
+    tokens = np.array(tokenizer.encode(text, special=True), np.int32)
+    prompts = [Prompt("prompt", tokens, np.arange(wish.seed, wish.seed + wish.n, dtype=np.uint64))]
+    sampling = Sampling(
+        max_new_tokens=wish.max_new_tokens,
+        temperature=wish.temperature,
+        top_p=wish.top_p,
+        top_k=wish.top_k,
+        stop_token_ids=tuple(tokenizer.eos),
+        stop=tuple(wish.stop),
+    )
+    found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
+    with Connection(Path(pool.setup.socket)) as connection:
+        load = LoadVersion(name_of(version), version["path"], version["sha256"])
+        connection.call("load_version", load)
+        *chunks, _ = connection.stream("serve", Generate(name_of(version), prompts, sampling))
+    for chunk in chunks:
+        found[chunk.index]["tokens"] += chunk.tokens.tolist()
+        found[chunk.index]["finish"] = chunk.finish or found[chunk.index]["finish"]
+    return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]

@@ -1,0 +1,58 @@
+"""What the processes of a run print, by byte offset."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.request import Call
+from lorad.errors import SpecError
+from lorad.store import runs
+from lorad.store.db import Row
+
+PROCESSES = ("driver", "pool", "trainer", "engine")
+MOST = 1 << 20  # bytes in one answer
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    run = runs.get(ctx.store, call.run)
+    path = log_of(ctx, run, call.text("of") or "driver")
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
+
+
+def log_of(ctx: Context, run: Row, of: str) -> Path:
+    """Of the newest attempt, or of the pool's newest life. In a fused pool one log holds trainer and engine."""
+    if of not in PROCESSES:
+        raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}.")
+    if of == "driver":
+        return attempt_dir(run).log
+    pool = ctx.pools.get(run["pool"])
+    return pool.attempt().log if pool else Path(os.devnull)
+
+
+def read(path: Path, offset: int, limit: int) -> dict[str, Any]:
+    """{text, offset, size}; a negative offset counts from the end. Cuts no character in two."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size + offset) if offset < 0 else min(offset, size)
+            file.seek(start)
+            data = file.read(max(0, min(limit, MOST)))
+    except FileNotFoundError:
+        return {"text": "", "offset": 0, "size": 0}
+    if start + len(data) < size:
+        data = whole_characters(data)
+    return {"text": data.decode(errors="replace"), "offset": start + len(data), "size": size}
+
+
+def whole_characters(data: bytes) -> bytes:
+    """Without the beginning of a UTF-8 character at the end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-back] if needed > back and len(data) > back else data
+    return data

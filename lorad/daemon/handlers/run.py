@@ -1,0 +1,120 @@
+"""Check a spec, preflight it, and queue it as a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.daemon.context import Context, Request
+from lorad.daemon.names import generate_name
+from lorad.daemon.preflight import preflight
+from lorad.daemon.processes import write_json
+from lorad.daemon.request import Call, Caller
+from lorad.daemon.views import run_view
+from lorad.errors import Conflict, StorageError
+from lorad.models.directory import read_config, resolve
+from lorad.spec_text import load_spec
+from lorad.specs import Spec, to_json
+from lorad.store import runs
+
+
+class Body(Struct):
+    """`cwd` is where the paths of the spec begin."""
+
+    spec: str
+    source: str
+    cwd: str
+    overrides: list[str] = []
+    name: str | None = None
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises SpecError, Conflict (the name is in use), StorageError; then nothing was made."""
+    body = call.json(Body)
+    overrides = [*body.overrides, *([f"name={json.dumps(body.name)}"] if body.name else [])]
+    spec = anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd))
+    spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
+    refuse_used(ctx, spec)
+    facts = await preflight(ctx, spec, body.cwd)
+    request = await asyncio.to_thread(resolved, spec, body, facts)
+    refuse_used(ctx, spec)
+    directory = make_directory(ctx, spec, body.spec, request)
+    row = create(ctx, spec, directory, call.caller)
+    ctx.waker.poke()
+    return run_view(row)
+
+
+def anchored(spec: Spec, cwd: Path) -> Spec:
+    """The spec with a local model's path made absolute: the pool does not run where the user is."""
+    path = cwd / Path(spec.model.path).expanduser()
+    if not path.is_dir():
+        return spec
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path.resolve())))
+
+
+def resolved(spec: Spec, body: Body, facts: dict[str, Any]) -> Request:
+    """What placing the run needs of the disk, looked up once."""
+    model = resolve(spec.model.path)
+    config = read_config(model)
+    return Request(body.cwd, body.source, body.overrides, str(model), config.dtype, config.num_parameters, facts)
+
+
+def fresh_name(ctx: Context) -> str:
+    row = ctx.store.row("SELECT count(*) AS runs FROM runs") or {"runs": 0}
+    number = row["runs"] + 1
+    while (ctx.runs_root / (name := generate_name(number))).exists():
+        number += 1
+    return name
+
+
+def refuse_used(ctx: Context, spec: Spec) -> None:
+    """Raises Conflict when a run, or the files of one, have the name."""
+    used = ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (spec.name,))
+    left = (ctx.runs_root / str(spec.name) / "journal.jsonl").exists()
+    if used or left:
+        what = "there is a run" if used else f"{ctx.runs_root / str(spec.name)} holds the files of a run"
+        raise Conflict(f"{what} named {spec.name}", hint=f"Choose another name, or `lorad rm {spec.name}`.")
+
+
+def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
+    """`runs/<name>/` with what was asked for, on disk before the run exists."""
+    directory = ctx.runs_root / str(spec.name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write(directory / "spec.yaml", text.encode())
+        write(directory / "spec.json", to_json(spec))
+        write_json(directory / "request.json", msgspec.to_builtins(request))
+    except OSError as error:
+        where = error.filename or directory
+        raise StorageError(f"{where}: {error.strerror}", hint="Free some space, or mend the permissions.") from error
+    return directory
+
+
+def create(ctx: Context, spec: Spec, directory: Path, caller: Caller) -> dict[str, Any]:
+    with ctx.store.write():
+        row = runs.create(
+            ctx.store,
+            name=str(spec.name),
+            owner=caller.name,
+            owner_uid=caller.uid,
+            spec_json=to_json(spec).decode(),
+            directory=str(directory),
+            steps=spec.trainer.steps,
+            priority=spec.resources.priority,
+        )
+        ctx.journal.append("created", row["name"], caller.name, directory=str(directory), time=time.time())
+    return row
+
+
+def write(path: Path, data: bytes) -> None:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

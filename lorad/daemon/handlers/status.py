@@ -1,0 +1,23 @@
+"""Who the daemon is and how it is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lorad
+from lorad.daemon.context import Context
+from lorad.daemon.request import Call
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    counts = ctx.store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
+    return {
+        "pid": os.getpid(),
+        "version": lorad.__version__,
+        "home": str(ctx.home.root),
+        "started_at": ctx.started_at,
+        "gateway": None,
+        "runs": {row["state"]: row["runs"] for row in counts},
+        "database": {"schema": ctx.store.schema, "bytes": ctx.home.database.stat().st_size},
+    }

@@ -1,0 +1,27 @@
+"""A graceful stop: finish the step, checkpoint, end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lorad.daemon.context import Context
+from lorad.daemon.request import Call
+from lorad.daemon.views import run_view
+from lorad.states import EndReason, Move, RunState
+from lorad.store import runs
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises Conflict when the run has ended."""
+    run = runs.get(ctx.store, call.run)
+    who = call.caller.name
+    if run["state"] in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run['state']}", by=who)
+    elif run["state"] != RunState.STOPPING:
+        with ctx.store.write():
+            ctx.move(call.run, Move.STOP, detail="stop", by=who)
+            runs.set_fields(ctx.store, call.run, wanted="stop")
+    elif run["wanted"] == "pause":
+        runs.set_fields(ctx.store, call.run, wanted="stop")
+    ctx.waker.poke()
+    return run_view(runs.get(ctx.store, call.run))

@@ -1,0 +1,45 @@
+"""Starts the processes of a run that has its place: the pool's, unless it is warm, and the driver's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
+from lorad.daemon.pools import start_pool
+from lorad.daemon.processes import write_json
+from lorad.store.db import Row
+
+
+def launch(ctx: Context, run: Row) -> None:
+    """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
+    attempt = attempt_dir(run)
+    state = ctx.processes.inspect(attempt)
+    if state.is_up and not ctx.waker.is_watched(attempt.root):
+        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if state.phase == "absent":
+        start_pool(ctx, ctx.pools[run["pool"]])
+        start_driver(ctx, run)
+
+
+def start_driver(ctx: Context, run: Row) -> None:
+    """It waits for the pool's socket itself."""
+    attempt, request = attempt_dir(run), request_of(run)
+    pool = ctx.pools[run["pool"]].setup
+    attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    params = {
+        "run": run["name"],
+        "run_dir": str(run_dir(run).root),
+        "attempt": run["attempt"],
+        "steps": run["steps"],
+        "resume_step": run["resume_step"],
+        "pool_socket": pool.socket,
+        "pool": pool.pool,
+        "cwd": request.cwd,
+        "pool_timeout": ctx.patience.pool_ready,
+    }
+    write_json(attempt.root / "params.json", params)
+    cwd = Path(request.cwd) if Path(request.cwd).is_dir() else run_dir(run).root
+    about = {"role": "driver", "run": run["name"], "attempt": run["attempt"]}
+    env = ctx.commands.environment(ctx.home)
+    ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.root)], env, cwd, about=about)
+    ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))

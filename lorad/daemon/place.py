@@ -1,0 +1,98 @@
+"""Which queued run goes where: priority, then first come first served; one run in a pool at a time."""
+
+from __future__ import annotations
+
+import time
+
+from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.devices import Device, is_taken
+from lorad.daemon.pool import Pool, PoolSetup, setup_for
+from lorad.daemon.pools import find_or_make, look_at_process, stop_pool
+from lorad.states import Move, RunState
+from lorad.store import runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.db import Row
+
+
+def place_runs(ctx: Context) -> None:
+    """Give every queued run a pool, or say what it waits for."""
+    for run in runs.in_states(ctx.store, RunState.QUEUED):
+        waiting = wait_for_restart(ctx, run) or place(ctx, run)
+        if waiting != run["waiting"]:
+            runs.set_fields(ctx.store, run["name"], waiting=waiting)
+
+
+def wait_for_restart(ctx: Context, run: Row) -> str:
+    left = ctx.not_before.get(run["name"], 0.0) - time.monotonic()
+    return run["waiting"] or "restarts soon" if left > 0 else ""
+
+
+def place(ctx: Context, run: Row) -> str:
+    """Begin an attempt of `run` in a pool; "" when done, else in words what it waits for."""
+    reasons = []
+    for device in ctx.devices:
+        setup = setup_of(ctx, run, device)
+        waiting = obstacle(ctx, setup, device)
+        if not waiting:
+            begin_attempt(ctx, run, find_or_make(ctx, setup))
+            return ""
+        reasons.append(waiting)
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def setup_of(ctx: Context, run: Row, device: Device) -> PoolSetup:
+    request = request_of(run)
+    return setup_for(
+        spec_of(run),
+        ctx.config,
+        device,
+        model_path=request.model_path,
+        dtype=request.model_dtype,
+        parameters=request.parameters,
+    )
+
+
+def obstacle(ctx: Context, setup: PoolSetup, device: Device) -> str:
+    """Why a run may not enter the pool of `setup` on `device` now; an idle pool in its way is stopped."""
+    holders = pools_on(ctx, device)
+    for pool in holders:
+        if tenant := tenant_of(ctx, pool):
+            return f"pool {pool.id} is busy with run {tenant}; starts when it ends"
+        if pool.stop_asked is not None:
+            return f"pool {pool.id} on {device.name} is stopping"
+        if pool.setup.key == setup.key:
+            return ""
+        if pool.guests:
+            return f"pool {pool.id} on {device.name} answers a request"
+    for pool in holders:
+        stop_pool(ctx, pool)
+        return f"pool {pool.id} on {device.name} makes room for another base"
+    return f"{device.name} is in use by another process or user" if is_taken(device) else ""
+
+
+def pools_on(ctx: Context, device: Device) -> list[Pool]:
+    """The pools whose process holds the device."""
+    here = [pool for pool in ctx.pools.values() if pool.setup.device == device.name]
+    for pool in here:
+        look_at_process(ctx, pool)
+    return [pool for pool in here if pool.process.is_up or tenant_of(ctx, pool)]
+
+
+def tenant_of(ctx: Context, pool: Pool) -> str | None:
+    """The run that has the pool."""
+    row = ctx.store.row(
+        "SELECT name FROM runs WHERE pool = ? AND state IN ('starting', 'running', 'stopping')", (pool.id,)
+    )
+    return str(row["name"]) if row else None
+
+
+def begin_attempt(ctx: Context, run: Row, pool: Pool) -> None:
+    """The run is starting in `pool`; its processes are started by `launch`, as often as it takes."""
+    name = run["name"]
+    with ctx.store.write():
+        newest = [row["step"] for row in checkpoints(ctx.store, name)][-1:]
+        wanted = run["resume_step"]
+        runs.begin_attempt(ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted)
+        runs.set_fields(ctx.store, name, pool=pool.id, waiting="")
+        ctx.move(name, Move.PLACE, detail=f"pool {pool.id}")
+    ctx.not_before.pop(name, None)

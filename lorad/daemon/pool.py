@@ -1,0 +1,126 @@
+"""A pool as the daemon sees it: its `pool.json`, its process, what it said last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.config import Backend, Config
+from lorad.daemon.devices import Device
+from lorad.daemon.processes import ProcessState, attempts_under
+from lorad.paths import AttemptDir
+from lorad.protocol.calls import PoolStatus
+from lorad.specs import Spec
+
+SMALL_MODEL = 50_000_000  # parameters; below, one CPU thread is as fast as several
+
+
+class PoolSetup(Struct, frozen=True):
+    """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec."""
+
+    pool: str
+    model: str
+    model_path: str
+    dtype: str
+    trainer: str
+    engine: str
+    mode: str
+    threads: int
+    device: str
+    socket: str = ""
+    trainer_class: str | None = None
+    engine_class: str | None = None
+    pythonpath: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Pools with equal keys are interchangeable: what a run must ask for to join."""
+        return json.dumps(
+            [
+                *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
+                *(self.trainer_class, self.engine_class, self.pythonpath),
+            ]
+        )
+
+
+@dataclass
+class Pool:
+    """`process` is of the newest attempt; `status` is None until it has answered."""
+
+    setup: PoolSetup
+    root: Path
+    process: ProcessState = field(default_factory=lambda: ProcessState("absent"))
+    status: PoolStatus | None = None
+    polled_at: float = 0.0
+    is_polled: bool = False
+    guests: int = 0  # requests that use it and are no runs
+    used_at: float = field(default_factory=time.monotonic)
+    stop_asked: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.setup.pool
+
+    @property
+    def number(self) -> int:
+        """Of the newest attempt; 0 when there is none."""
+        return max((int(attempt.root.name) for attempt in attempts_under(self.root)), default=0)
+
+    def attempt(self, number: int | None = None) -> AttemptDir:
+        return AttemptDir(self.root / "attempts" / f"{self.number if number is None else number:04d}")
+
+    @property
+    def state(self) -> str:
+        """starting | ready | stopping | ended."""
+        if not self.process.is_up:
+            return "ended"
+        return "stopping" if self.stop_asked is not None else "starting" if self.status is None else "ready"
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last use of any kind."""
+        here = time.monotonic() - self.used_at
+        return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
+
+
+def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dtype: str, parameters: int) -> PoolSetup:
+    """The pool that a run needs on `device`, without an id. `dtype`: of the checkpoint; `parameters`: of the model."""
+    trainer = config.backends.get(spec.trainer.backend, Backend())
+    engine = config.backends.get(spec.rollout.backend, Backend())
+    on_cpu = device.name == "cpu"
+    own = {"float16": "bfloat16"}.get(dtype, dtype)
+    return PoolSetup(
+        pool="",
+        model=spec.model.path,
+        model_path=model_path,
+        dtype=("float32" if on_cpu else own) if spec.model.dtype == "auto" else spec.model.dtype,
+        trainer=spec.trainer.backend,
+        engine=spec.rollout.backend,
+        mode="fused" if spec.pool.mode == "auto" else spec.pool.mode,
+        threads=spec.pool.threads or (1 if parameters < SMALL_MODEL else len(os.sched_getaffinity(0))),
+        device=device.name,
+        trainer_class=trainer.trainer,
+        engine_class=engine.engine,
+        pythonpath=engine.pythonpath or trainer.pythonpath,
+    )
+
+
+def base_name(model: str) -> str:
+    """`builtin:tiny` -> `tiny`, `/models/Qwen3-4B` -> `qwen3-4b`."""
+    last = model.rstrip("/").rpartition("/")[2].rpartition(":")[2]
+    return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:32] or "base"
+
+
+def load_pool(root: Path) -> Pool | None:
+    """The pool of a directory; None when it has no readable `pool.json`."""
+    try:
+        return Pool(msgspec.json.decode((root / "pool.json").read_bytes(), type=PoolSetup), root)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,167 @@
+"""The life of pools: find or make, start, look at, put away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from lorad.daemon.context import Context
+from lorad.daemon.devices import lock_file
+from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
+from lorad.daemon.processes import ProcessState, write_json
+from lorad.errors import LoradError
+from lorad.protocol.calls import Nothing, PoolStatus
+from lorad.protocol.connection import Connection
+from lorad.store import pools as rows
+
+log = logging.getLogger("lorad.daemon")
+ANSWER_SECONDS = 2.0
+POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
+
+
+def adopt_pools(ctx: Context) -> None:
+    """Know every pool that has a directory, alive or not."""
+    for root in sorted(ctx.home.pools.iterdir()) if ctx.home.pools.is_dir() else []:
+        if pool := load_pool(root):
+            ctx.pools[pool.id] = pool
+    for row in rows.list_pools(ctx.store):
+        if row["pool"] not in ctx.pools:
+            rows.remove(ctx.store, row["pool"])
+
+
+def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
+    """The pool with this key: a warm one, else its directory from earlier, else a new one."""
+    for pool in ctx.pools.values():
+        if pool.setup.key == setup.key:
+            return pool
+    base, number = base_name(setup.model), 1
+    while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
+        number += 1
+    root = ctx.home.pool(pool_id)
+    root.mkdir(parents=True, mode=0o700)
+    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.home.pool_socket(pool_id)))
+    write_json(root / "pool.json", msgspec.to_builtins(named))
+    ctx.pools[pool_id] = Pool(named, root)
+    return ctx.pools[pool_id]
+
+
+def start_pool(ctx: Context, pool: Pool) -> None:
+    """Start its process unless one is up."""
+    look_at_process(ctx, pool)
+    if pool.process.is_up:
+        return
+    number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
+    setup = pool.setup
+    env = ctx.commands.environment(ctx.home, threads=setup.threads, pythonpath=setup.pythonpath)
+    locks = [lock for device in ctx.devices if device.name == setup.device and (lock := lock_file(device))]
+    argv = [*ctx.commands.pool, str(pool.root)]
+    about = {"role": "pool", "run": pool.id, "attempt": number}
+    ctx.processes.start(pool.attempt(number), argv, env, pool.root, locks=locks, about=about)
+    pool.process, pool.status, pool.stop_asked, pool.used_at = ProcessState("starting"), None, None, time.monotonic()
+    log.info("pool %s: starting, life %d", pool.id, number)
+    note(ctx, pool)
+    rows.lease(ctx.store, pool.id, setup.device, "pool")
+
+
+def look_at_process(ctx: Context, pool: Pool) -> None:
+    """Read what became of its process."""
+    if not pool.number:
+        pool.process = ProcessState("absent")
+        return
+    attempt = pool.attempt()
+    before, pool.process = pool.process, ctx.processes.inspect(attempt)
+    if pool.process.is_up and not ctx.waker.is_watched(attempt.root):
+        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if before.phase != pool.process.phase:
+        note(ctx, pool)
+    if not pool.process.is_up:
+        pool.status, pool.stop_asked = None, None
+
+
+def watch_pools(ctx: Context) -> None:
+    """Look at the processes of all pools that may be up, and ask them how they are."""
+    for pool in ctx.pools.values():
+        if pool.process.is_up or (pool.process.phase == "absent" and pool.number):
+            look_at_process(ctx, pool)
+        is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
+        if pool.process.phase == "alive" and is_due and not pool.is_polled:
+            pool.is_polled = True
+            ctx.spawn(ask_status(ctx, pool))
+
+
+async def ask_status(ctx: Context, pool: Pool) -> None:
+    try:
+        status = await asyncio.to_thread(call_status, pool)
+        if pool.process.phase == "alive":
+            first, pool.status = pool.status is None, status
+            if first:
+                note(ctx, pool)
+                ctx.waker.poke()
+    except (LoradError, OSError) as error:
+        log.debug("pool %s does not answer: %s", pool.id, error)
+    finally:
+        pool.is_polled, pool.polled_at = False, time.monotonic()
+
+
+def call_status(pool: Pool) -> PoolStatus:
+    with Connection(Path(pool.setup.socket), timeout=ANSWER_SECONDS) as connection:
+        status: PoolStatus = connection.call("status", Nothing())
+        return status
+
+
+def put_away_pools(ctx: Context, busy: set[str]) -> None:
+    """Stop pools that were idle for too long, and see to it that those that were asked to stop do."""
+    for pool in ctx.pools.values():
+        if not pool.process.is_up:
+            continue
+        if pool.id in busy or pool.guests:
+            pool.used_at = time.monotonic()
+        elif pool.stop_asked is None and pool.idle_seconds > ctx.config.idle_timeout:
+            log.info("pool %s: idle for %.0f s", pool.id, pool.idle_seconds)
+            stop_pool(ctx, pool)
+        elif pool.stop_asked is not None:
+            insist(ctx, pool, time.monotonic() - pool.stop_asked)
+
+
+def stop_pool(ctx: Context, pool: Pool) -> None:
+    """Ask it to shut down; `put_away_pools` insists."""
+    if pool.stop_asked is None:
+        pool.stop_asked = time.monotonic()
+        log.info("pool %s: stopping", pool.id)
+        note(ctx, pool)
+        ctx.spawn(ask_shutdown(pool))
+
+
+async def ask_shutdown(pool: Pool) -> None:
+    def call() -> None:
+        with Connection(Path(pool.setup.socket), timeout=ANSWER_SECONDS) as connection:
+            connection.call("shutdown", Nothing())
+
+    try:
+        await asyncio.to_thread(call)
+    except (LoradError, OSError) as error:
+        log.debug("pool %s: shutdown: %s", pool.id, error)
+
+
+def insist(ctx: Context, pool: Pool, seconds: float) -> None:
+    attempt = pool.attempt()
+    if seconds > ctx.patience.pool_term:
+        ctx.processes.kill_group(attempt)
+    elif seconds > ctx.patience.pool_shutdown and ctx.signalled.get(attempt.root, (0, 0.0))[0] != signal.SIGTERM:
+        ctx.signalled[attempt.root] = (signal.SIGTERM, time.monotonic())
+        ctx.processes.signal(attempt, signal.SIGTERM)
+
+
+def note(ctx: Context, pool: Pool) -> None:
+    """Write down in the store what the pool does now; a pool without a process has no row."""
+    if not pool.process.is_up:
+        rows.remove(ctx.store, pool.id)
+        return
+    setup = pool.setup
+    columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": setup.device}
+    rows.upsert(ctx.store, pool.id, **columns, pid=pool.process.pid, attempt=pool.number, key=setup.key)

@@ -1,0 +1,52 @@
+"""Asks a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+import msgspec
+
+from lorad.daemon.context import Context
+from lorad.errors import SpecError, from_wire
+from lorad.specs import Spec
+
+
+async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
+    """The facts that it found. Raises what it raised, SpecError when it takes too long or falls over."""
+    question = msgspec.json.encode({"spec": spec, "cwd": cwd})
+    env = {**os.environ, **ctx.commands.environment(ctx.home)}
+    argv = ctx.commands.preflight
+    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env)
+    try:
+        async with asyncio.timeout(ctx.patience.preflight):
+            output, errors = await process.communicate(question)
+    except TimeoutError:
+        hint = "A reward module that works while it is imported, or a slow disk?"
+        raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=hint) from None
+    finally:
+        await end(process)
+    return answer(output, errors)
+
+
+async def end(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+def answer(output: bytes, errors: bytes) -> dict[str, Any]:
+    """The facts in the last line of the output; what user code printed before it does not matter."""
+    lines = output.splitlines()
+    try:
+        found = json.loads(lines[-1])
+        facts: dict[str, Any] = found["facts"] if found["ok"] else {}
+    except (IndexError, ValueError, KeyError, TypeError):
+        last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?") from None
+    if not found["ok"]:
+        raise from_wire(found["error"])
+    return facts

@@ -1,0 +1,80 @@
+"""Only the daemon deletes: checkpoints and version files that nothing can ask for, and leftovers of dead writers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from pathlib import Path
+
+from lorad.adapters.directory import TEMPORARY, discard
+from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.paths import RunDir
+from lorad.states import RunState
+from lorad.store.checkpoints import checkpoints, mark_deleted
+from lorad.store.db import Row
+from lorad.store.versions import versions
+
+log = logging.getLogger("lorad.daemon")
+
+CHECKPOINT = re.compile(r"(\d{6,})-a(\d+)")
+LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
+
+
+def prune(ctx: Context, run: Row) -> None:
+    """Delete what the spec's `checkpoint.keep` and `keep_versions` do not keep. Nothing while an attempt begins."""
+    if run["state"] not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run["resume_step"] is not None:
+        return
+    kept = checkpoints(ctx.store, run["name"])[-spec_of(run).checkpoint.keep :]
+    prune_checkpoints(ctx, run, kept)
+    prune_versions(ctx, run, kept)
+
+
+def prune_checkpoints(ctx: Context, run: Row, kept: list[Row]) -> None:
+    sql = "SELECT step, attempt, deleted_at FROM checkpoints WHERE run = ?"
+    known = {(row["step"], row["attempt"]): row["deleted_at"] for row in ctx.store.rows(sql, (run["name"],))}
+    wanted = {(row["step"], row["attempt"]) for row in kept}
+    for path in listed(run_dir(run).checkpoints):
+        match = CHECKPOINT.fullmatch(path.name)
+        if match is None:
+            continue
+        key = int(match[1]), int(match[2])
+        is_unknown = key not in known and key[1] == run["attempt"]  # its record is on its way
+        if key in wanted or is_unknown:
+            continue
+        if known.get(key, 0.0) is None:
+            mark_deleted(ctx.store, run["name"], *key)
+        remove(path)
+
+
+def prune_versions(ctx: Context, run: Row, kept: list[Row]) -> None:
+    keep = spec_of(run).checkpoint.keep_versions
+    if not keep:
+        return
+    rows = versions(ctx.store, run["name"])
+    needed = {row["version"] for row in kept}
+    for row in rows[:-keep]:
+        path = Path(row["path"])
+        if row["version"] not in needed and not row["pinned"] and not row["aliases"] and path.is_dir():
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
+    log.info("deleting %s", path)
+    doomed = path.with_name(f"{TEMPORARY}{path.name}-deleted")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(directory: RunDir) -> None:
+    """Remove what writers left behind when they died."""
+    for parent in (directory.versions, directory.checkpoints):
+        for path in listed(parent):
+            if path.name.startswith(TEMPORARY) and time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
+                discard(path)
+
+
+def listed(parent: Path) -> list[Path]:
+    return sorted(parent.iterdir()) if parent.is_dir() else []

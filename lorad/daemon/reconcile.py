@@ -1,0 +1,128 @@
+"""The loop that makes the machine agree with the store: it can stop at any point and be begun again by a new daemon."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.facts import last_facts
+from lorad.daemon.launch import launch
+from lorad.daemon.place import place_runs
+from lorad.daemon.pools import put_away_pools, watch_pools
+from lorad.daemon.prune import prune as prune_run
+from lorad.daemon.settle import settle
+from lorad.daemon.stop import stop as stop_run
+from lorad.errors import LoradError
+from lorad.states import Move, RunState
+from lorad.store import events, runs
+from lorad.store.db import Row
+from lorad.store.ingest import ingest as ingest_journal
+
+log = logging.getLogger("lorad.daemon")
+
+ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+
+
+async def reconcile(ctx: Context) -> None:
+    """Until the daemon closes."""
+    told = events.last_id(ctx.store)
+    while not ctx.closing:
+        pass_once(ctx)
+        told = tell(ctx, told)
+        await ctx.waker.wait(journals(ctx))
+
+
+def pass_once(ctx: Context) -> None:
+    watch(ctx)
+    ingest(ctx)
+    confirm(ctx)
+    reap(ctx)
+    place(ctx)
+    start(ctx)
+    stop(ctx)
+    put_away(ctx)
+
+
+def watch(ctx: Context) -> None:
+    ctx.processes.collect()
+    watch_pools(ctx)
+
+
+def ingest(ctx: Context) -> None:
+    each(ctx, ingest_run, *ACTIVE)
+
+
+def confirm(ctx: Context) -> None:
+    each(ctx, confirm_run, *ACTIVE)
+
+
+def reap(ctx: Context) -> None:
+    each(ctx, reap_run, *ACTIVE)
+
+
+def place(ctx: Context) -> None:
+    guarded(place_runs, ctx)
+
+
+def start(ctx: Context) -> None:
+    each(ctx, launch, RunState.STARTING)
+
+
+def stop(ctx: Context) -> None:
+    each(ctx, stop_run, *ACTIVE)
+
+
+def put_away(ctx: Context) -> None:
+    put_away_pools(ctx, {run["pool"] for run in runs.in_states(ctx.store, *ACTIVE)})
+
+
+def ingest_run(ctx: Context, run: Row) -> None:
+    """Take in what the driver wrote, and make room when it has one checkpoint more."""
+    fresh = ingest_journal(ctx.store, run["name"], run_dir(run).journal)
+    if any(record.kind == "checkpoint" for record in fresh):
+        prune_run(ctx, run)
+
+
+def confirm_run(ctx: Context, run: Row) -> None:
+    """The attempt has begun when its driver says so. After its rewind, `resume_step` has had its effect."""
+    if run["state"] != RunState.STARTING and run["resume_step"] is None:
+        return
+    kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run["attempt"])}
+    if kinds - {"attempt", "warning"} and run["resume_step"] is not None:
+        runs.set_fields(ctx.store, run["name"], resume_step=None)
+    if kinds - {"end"} and run["state"] == RunState.STARTING:
+        ctx.move(run["name"], Move.CONFIRM)
+
+
+def reap_run(ctx: Context, run: Row) -> None:
+    driver = ctx.processes.inspect(attempt_dir(run))
+    if driver.phase in ("exited", "vanished"):
+        settle(ctx, run, driver)
+
+
+def each(ctx: Context, verb: Callable[[Context, Row], None], *states: RunState) -> None:
+    """A verb for every run in these states; a run that cannot be dealt with now does not hold up the others."""
+    for run in runs.in_states(ctx.store, *states):
+        guarded(verb, ctx, run)
+
+
+def guarded(verb: Callable[..., None], *arguments: object) -> None:
+    try:
+        verb(*arguments)
+    except (LoradError, OSError, ValueError) as error:
+        where = next((argument["name"] for argument in arguments if isinstance(argument, dict)), "")
+        log.error("%s %s: %s", verb.__name__, where, error, exc_info=not isinstance(error, LoradError))
+
+
+def tell(ctx: Context, told: int) -> int:
+    """Wake the readers of events when there are new ones; the newest id."""
+    newest = events.last_id(ctx.store)
+    if newest != told:
+        ctx.waker.ring()
+    return newest
+
+
+def journals(ctx: Context) -> list[Path]:
+    return [run_dir(run).journal for run in runs.in_states(ctx.store, *ACTIVE)]

@@ -1,0 +1,50 @@
+"""A request as handlers see it: path, query and body, checked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from lorad.errors import SpecError
+
+T = TypeVar("T", bound=Struct)
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    name: str
+
+
+class Call(NamedTuple):
+    """One request."""
+
+    request: web.Request
+    caller: Caller
+    body: Any
+
+    @property
+    def run(self) -> str:
+        return self.request.match_info["run"]
+
+    def json(self, kind: type[T]) -> T:
+        """The body as `kind`. Raises SpecError."""
+        try:
+            return msgspec.convert(self.body or {}, kind)
+        except msgspec.ValidationError as error:
+            raise SpecError(f"the request does not fit: {error}", hint="Is this lorad as old as its daemon?") from None
+
+    def text(self, key: str) -> str | None:
+        return self.request.query.get(key)
+
+    def number(self, key: str, default: int) -> int:
+        """An integer of the query. Raises SpecError."""
+        value = self.request.query.get(key, "")
+        try:
+            return int(value) if value else default
+        except ValueError:
+            raise SpecError(f"{key}={value} is not a whole number", hint=f"Give {key} as digits.") from None

@@ -1,0 +1,111 @@
+"""The daemon from start to end: lock, adopt, answer, reconcile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import logging.handlers
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from aiohttp import web
+
+from lorad import config
+from lorad.daemon.adopt import adopt
+from lorad.daemon.context import Context
+from lorad.daemon.devices import find_devices
+from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.reconcile import reconcile
+from lorad.daemon.server import bind, make_app
+from lorad.errors import Conflict
+from lorad.paths import Home
+from lorad.store.db import Store
+
+log = logging.getLogger("lorad.daemon")
+
+LOG_BYTES, LOG_FILES = 8 << 20, 3
+GOODBYE_SECONDS = 2.0
+
+
+def run_daemon(home: Home) -> None:
+    """Serve `home` until SIGTERM, SIGINT or `shutdown`. Raises Conflict when it has a daemon; SpecError (config.yaml)."""
+    prepare(home)
+    with lock(home):
+        log_to(home.daemon_log)
+        ctx = open_context(home)
+        try:
+            asyncio.run(serve(ctx))
+        finally:
+            ctx.store.close()
+            ctx.journal.close()
+            log.info("the daemon ends; runs and pools go on")
+
+
+def prepare(home: Home) -> None:
+    for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.root.chmod(0o700)
+
+
+@contextlib.contextmanager
+def lock(home: Home) -> Iterator[None]:
+    """One daemon for a home. Raises Conflict."""
+    with open(home.daemon_lock, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it.") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def log_to(path: Path) -> None:
+    """The daemon's log, kept small."""
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+def open_context(home: Home) -> Context:
+    settings = config.load(home.config)
+    return Context(home, settings, Store(home.database), DaemonJournal(home.journal), find_devices())
+
+
+async def serve(ctx: Context) -> None:
+    """Answers from its first moment; adopts before it starts anything."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ctx.close)
+    adopt(ctx)
+    async with answering(ctx):
+        log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
+        await reconcile(ctx)
+
+
+@contextlib.asynccontextmanager
+async def answering(ctx: Context) -> AsyncIterator[None]:
+    """The API on the home's socket."""
+    runner = web.AppRunner(make_app(ctx), access_log=None, shutdown_timeout=GOODBYE_SECONDS)
+    await runner.setup()
+    path = ctx.home.socket
+    await web.SockSite(runner, bind(path)).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+        path.unlink(missing_ok=True)
+        await rest(ctx)
+
+
+async def rest(ctx: Context) -> None:
+    """End what the daemon itself has under way."""
+    for task in list(ctx.tasks):
+        task.cancel()
+    await asyncio.gather(*ctx.tasks, return_exceptions=True)
+    ctx.waker.close()

@@ -1,0 +1,79 @@
+"""Rows as clients see them: the shapes of `lorad.client`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.pool import Pool
+from lorad.daemon.processes import read_status
+from lorad.store import runs
+from lorad.store.db import Row
+
+RUN_KEYS = """
+name state reason detail waiting step steps reward eval_first eval_last version owner pool created_at started_at
+ended_at attempt priority rates
+"""
+VERSION_KEYS = "run version step sha256 path rank alpha parent created_at pinned aliases attested attestation bytes"
+WARNINGS = 20
+
+
+def run_view(row: Row) -> dict[str, Any]:
+    return {key: row[key] for key in RUN_KEYS.split()}
+
+
+def show_view(ctx: Context, row: Row) -> dict[str, Any]:
+    warnings = ctx.store.rows(
+        "SELECT data FROM events WHERE run = ? AND kind = 'warning' AND at >= ? ORDER BY id DESC LIMIT ?",
+        (row["name"], row["created_at"], WARNINGS),
+    )
+    return run_view(row) | {
+        "directory": row["directory"],
+        "spec": json.loads(row["spec"]),
+        "processes": processes_of(ctx, row),
+        "attempts": runs.attempts(ctx.store, row["name"]),
+        "warnings": [json.loads(warning["data"]).get("message", "") for warning in reversed(warnings)],
+    }
+
+
+def processes_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
+    """What works for an active run now, shims included: {role, pid}."""
+    if row["state"] not in ("starting", "running", "stopping"):
+        return []
+    attempts = {"driver": attempt_dir(row)}
+    if pool := ctx.pools.get(row["pool"]):
+        attempts["pool"] = pool.attempt()
+    found = []
+    for role, attempt in attempts.items():
+        if (state := ctx.processes.inspect(attempt)).phase == "alive":
+            status = read_status(attempt) or {}
+            found += [{"role": role, "pid": state.pid}, {"role": f"{role} shim", "pid": status.get("shim_pid")}]
+    return found
+
+
+def version_view(ctx: Context, row: Row) -> dict[str, Any]:
+    """`path` is None while, or after, there are no files; `loaded`: in some pool's engine."""
+    name = f"{row['run']}@{row['version']}"
+    loaded = any(name in pool.status.loaded for pool in ctx.pools.values() if pool.status)
+    path = row["path"] if Path(row["path"]).is_dir() else None
+    return {key: row[key] for key in VERSION_KEYS.split()} | {"loaded": loaded, "path": path}
+
+
+def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
+    status = pool.status
+    return {
+        "pool": pool.id,
+        "state": pool.state,
+        "model": pool.setup.model,
+        "pid": pool.process.pid,
+        "device": pool.setup.device,
+        "mode": pool.setup.mode,
+        "tenants": [tenant.run for tenant in status.tenants] if status else [],
+        "loaded": status.loaded if status else [],
+        "engine_tokens_per_second": status.engine_tokens_per_second if status else 0.0,
+        "trainer_tokens_per_second": status.trainer_tokens_per_second if status else 0.0,
+        "memory_bytes": status.rss_bytes if status else None,
+        "idle_seconds": pool.idle_seconds,
+    }

@@ -1,0 +1,94 @@
+"""Wakes the reconcile loop: at once for a request or the end of a process, soon for a journal that grew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+GLANCE = 0.2  # seconds between two looks at the journals while something is active
+REST = 2.0  # seconds after which the loop runs anyway
+
+Stamp = tuple[int, int]
+
+
+class Waker:
+    """One waiter; any number of causes."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._watched: dict[Path, int] = {}
+        self._stamps: dict[Path, Stamp] = {}
+        self._bell = asyncio.Event()
+
+    def poke(self) -> None:
+        """Let the loop run now."""
+        self._event.set()
+
+    async def wait(self, journals: Iterable[Path]) -> None:
+        """Until poked, a journal changed or REST seconds went by."""
+        journals = list(journals)
+        self._stamps = {path: self._stamps.get(path, (-1, -1)) for path in journals}
+        for _ in range(int(REST / GLANCE)):
+            if self._event.is_set() or self._grown(journals):
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._event.wait(), GLANCE if journals else REST)
+            if not journals:
+                break
+        self._event.clear()
+
+    def watch(self, key: Path, pidfd: int | None) -> None:
+        """Poke when the process ends; takes the pidfd over."""
+        if pidfd is None:
+            return
+        if key in self._watched:
+            os.close(pidfd)
+            return
+        self._watched[key] = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._ended, key)
+
+    def is_watched(self, key: Path) -> bool:
+        return key in self._watched
+
+    def ring(self) -> None:
+        """Tell all readers of events that there are new ones."""
+        bell, self._bell = self._bell, asyncio.Event()
+        bell.set()
+
+    def bell(self) -> asyncio.Event:
+        """Take it before looking for events, so that none that comes in between is missed."""
+        return self._bell
+
+    async def rung(self, bell: asyncio.Event, timeout: float) -> bool:
+        """Until the next `ring` after the bell was taken; False after `timeout` seconds without one."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(bell.wait(), timeout)
+        return bell.is_set()
+
+    def close(self) -> None:
+        for key in list(self._watched):
+            self._ended(key)
+        self.ring()
+
+    def _ended(self, key: Path) -> None:
+        pidfd = self._watched.pop(key)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        self.poke()
+
+    def _grown(self, journals: list[Path]) -> bool:
+        stamps = {path: _stamp(path) for path in journals}
+        changed = stamps != self._stamps
+        self._stamps = stamps
+        return changed
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0)
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,248 @@
+"""Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward, memory.
+
+`python -m lorad.driver.preflight` reads one JSON Request on stdin and prints one JSON line: `{"ok": true, "facts": …}`
+or `{"ok": false, "error": {kind, message, hint}}`; whatever else is printed goes to stderr. Its exit code is 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.adapters.peft import read_peft
+from lorad.adapters.targets import leaf, match_modules
+from lorad.adapters.validate import expected_shapes, validate
+from lorad.config import Config
+from lorad.config import load as load_config
+from lorad.driver.memory import available_memory, shown
+from lorad.driver.rewards import Rewarder
+from lorad.engines import registry as engines
+from lorad.errors import AdapterRefused, SpecError, to_wire
+from lorad.models.config import ModelConfig
+from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve
+from lorad.paths import Home, default_home
+from lorad.rl.data import Dataset, load_data, load_eval
+from lorad.rl.reward import ANSWERED
+from lorad.rl.tokenizer import Tokenizer
+from lorad.specs import Spec, convert
+from lorad.trainers import registry as trainers
+
+Shapes = dict[str, tuple[int, int]]
+SLOT_COPIES = 8  # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
+
+
+class Request(Struct, frozen=True):
+    """`cwd`: where relative paths of the spec start. `device`: cpu or cuda:<n>.
+
+    `available`: bytes free on the device, None: looked up, for the CPU. `warm`: a pool has the base loaded already, so
+    that its memory is not asked for again.
+    """
+
+    spec: dict[str, Any]
+    cwd: str
+    device: str = "cpu"
+    available: int | None = None
+    warm: bool = False
+
+
+class Preflight(Struct, frozen=True):
+    """What the spec comes to. Sizes in bytes; `dataset_size` is None for an endless task.
+
+    model_path: the directory. model_dtype: of the checkpoint. parameters: of the base.
+    """
+
+    model_path: str
+    model_dtype: str
+    parameters: int
+    modules: list[str]
+    adapter_parameters: int
+    memory_needed: int
+    memory_available: int | None
+    dataset_size: int | None
+    dropped: int
+    eval_size: int
+    warnings: list[str]
+
+
+def preflight(
+    spec: Spec,
+    *,
+    cwd: Path,
+    home: Home | None = None,
+    device: str = "cpu",
+    available: int | None = None,
+    warm: bool = False,
+) -> Preflight:
+    """Check `spec` against the disk and the machine; the arguments are those of `Request`. Raises SpecError."""
+    check_backends(spec, load_config((home or Home(default_home())).config))
+    directory = model_directory(spec.model.path, cwd)
+    config = read_config(directory)
+    shapes = linear_shapes(config)
+    adapter = adapter_config(spec, shapes)
+    check_adapter(spec, adapter, shapes, cwd)
+    check_length(spec, config)
+    size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
+    needed = base_memory(spec, directory, device, warm) + size * 4 * SLOT_COPIES
+    free = available_memory() if available is None and device == "cpu" else available
+    check_memory(needed, free, device)
+    tokenizer = Tokenizer(directory)
+    data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
+    held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd)
+    check_reward(spec, data, cwd)
+    return Preflight(
+        model_path=str(directory),
+        model_dtype=config.dtype,
+        parameters=config.num_parameters,
+        modules=list(adapter.modules),
+        adapter_parameters=size,
+        memory_needed=needed,
+        memory_available=free,
+        dataset_size=data.size,
+        dropped=data.dropped,
+        eval_size=len(held_out),
+        warnings=warnings(spec, adapter, tokenizer, data),
+    )
+
+
+def check_backends(spec: Spec, config: Config) -> None:
+    """Raises SpecError for a backend that is neither built in nor configured, and for more ranks than devices."""
+    for key, name, known in (
+        ("trainer.backend", spec.trainer.backend, trainers.BACKENDS),
+        ("rollout.backend", spec.rollout.backend, engines.BACKENDS),
+    ):
+        if name not in known and name not in config.backends:
+            there = ", ".join(sorted({*known, *config.backends}))
+            raise SpecError(f"{key}: no backend {name!r}", hint=f"There is {there}; config.yaml can name others.")
+    ranks = spec.trainer.tp * spec.trainer.pp * spec.trainer.dp
+    if ranks > spec.resources.devices:
+        raise SpecError(
+            f"trainer: tp x pp x dp is {ranks} but resources.devices is {spec.resources.devices}",
+            hint="Set them to 1, or ask for more devices.",
+        )
+
+
+def model_directory(path: str, cwd: Path) -> Path:
+    """As `resolve`, with relative paths from `cwd`."""
+    local = cwd / Path(path).expanduser()
+    return resolve(str(local) if local.is_dir() and not path.startswith("builtin:") else path)
+
+
+def adapter_config(spec: Spec, shapes: Shapes) -> AdapterConfig:
+    lora = spec.lora
+    modules = match_modules(shapes, lora.target_modules, lora.exclude_modules)
+    return AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout)
+
+
+def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path) -> None:
+    """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
+    if spec.lora.adapter_path is None:
+        return
+    try:
+        found = read_peft(cwd / Path(spec.lora.adapter_path).expanduser())
+        validate(found, shapes)
+    except AdapterRefused as error:
+        raise SpecError(f"lora.adapter_path: {error.message}", hint=error.hint) from error
+    for key in ("rank", "alpha", "rslora"):
+        there, here = getattr(found.config, key), getattr(wanted, key)
+        if there != here:
+            raise SpecError(f"lora.{key}: {here} here but {there} in {spec.lora.adapter_path}", hint=_SAME)
+    if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
+        lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path
+        raise SpecError(
+            f"lora.target_modules: {len(differing)} modules differ from {spec.lora.adapter_path}: {lacking} lacks "
+            f"{differing[0]}",
+            hint=_SAME,
+        )
+
+
+_SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
+
+
+def check_length(spec: Spec, config: ModelConfig) -> None:
+    wanted, there = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens, config.max_position_embeddings
+    if wanted > there:
+        raise SpecError(
+            f"data.max_prompt_tokens: {spec.data.max_prompt_tokens} with rollout.max_new_tokens "
+            f"{spec.rollout.max_new_tokens} is {wanted} tokens, the model has {there} positions",
+            hint="Lower one of the two.",
+        )
+
+
+def base_memory(spec: Spec, directory: Path, device: str, warm: bool) -> int:
+    """Bytes of the base that are still to be loaded; `auto` is float32 on the CPU."""
+    dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
+    return 0 if warm else memory_estimate(directory, dtype)
+
+
+def check_memory(needed: int, free: int | None, device: str) -> None:
+    if free is not None and needed > free:
+        raise SpecError(
+            f"model.path: base and adapter need {shown(needed)} on {device}, {shown(free)} are free",
+            hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank, or a smaller model.",
+        )
+
+
+def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
+    """The reward can be loaded, and every row has what it asks for."""
+    name = spec.reward_spec.name
+    example = data.take(0, 1)[0]
+    with Rewarder(spec.reward_spec, cwd) as rewarder:
+        required = set(rewarder.start())
+    there = (SAMPLE_KEYS | set(example.row)) - (set() if data.has_answers else {"answer"})
+    if name in ANSWERED:
+        required.add("answer")
+    if missing := sorted(required - there):
+        hint = f"There is {', '.join(sorted(there))}; data.answer_key names the column of answers."
+        raise SpecError(f"reward: {name} needs {', '.join(missing)}, which the data does not have", hint=hint)
+
+
+def warnings(spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset) -> list[str]:
+    """What is allowed and probably not meant."""
+    found = {
+        "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
+        and spec.lora.adapter_path is None,
+        "lora.target_modules: attention alone learns less than with the MLP; all-linear adapts both": {
+            leaf(module) for module in adapter.modules
+        }
+        <= ATTENTION,
+        "model: its tokenizer names no end token; every sample will run to rollout.max_new_tokens": not (
+            tokenizer.eos_ids or spec.rollout.stop
+        ),
+        f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped > 0,
+        f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them twice": data.size
+        is not None
+        and data.size < spec.data.prompts_per_step,
+    }
+    return [text for text, holds in found.items() if holds]
+
+
+def main() -> int:
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+            facts = preflight(
+                convert(request.spec),
+                cwd=Path(request.cwd),
+                device=request.device,
+                available=request.available,
+                warm=request.warm,
+            )
+            result: dict[str, Any] = {"ok": True, "facts": facts}
+        except Exception as error:
+            traceback.print_exc()
+            result = {"ok": False, "error": to_wire(error)}
+    print(msgspec.json.encode(result).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

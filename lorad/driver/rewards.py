@@ -1,0 +1,214 @@
+"""Scoring samples. User code runs in a child process that can be killed; builtins run here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+import lorad
+from lorad.driver.reward_child import Ready, Reply, Setup
+from lorad.errors import SpecError
+from lorad.rl.reward import BUILTIN, RewardInput, builtin
+from lorad.specs import RewardSpec
+
+START_LIMIT = 60.0  # seconds for the import of a reward file
+_Message = TypeVar("_Message", Ready, Reply)
+
+
+class Score(Struct, frozen=True):
+    """The reward of one sample; `value` is None and `error` says why when its function failed."""
+
+    value: float | None
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        """What training uses: a failed sample counts as 0."""
+        return 0.0 if self.value is None else self.value
+
+
+class Rewarder:
+    """The reward of a spec. A context manager: nothing of it is left running after `close`.
+
+    A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec, by the
+    death of its process; the samples after it are scored as if nothing had been.
+    """
+
+    def __init__(self, spec: RewardSpec, cwd: Path) -> None:
+        """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
+        self._timeout = spec.timeout
+        self._setup = _setup(spec, cwd)
+        # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else run.
+        self._builtin = builtin(spec.name) if self._setup.name and self._setup.name != "regex" else None
+        self._child: _Child | None = None
+        self._closed = False
+        self._busy = threading.Lock()
+        self._broken = ""  # why no child can be started; not tried again for the rest of a call of `score`
+
+    def start(self) -> list[str]:
+        """Load the function now; returns the keywords that it requires. Raises SpecError when it can not be loaded."""
+        if self._builtin is not None:
+            return []
+        self._stop()
+        self._child = _Child()
+        try:
+            ready = self._child.ask(self._setup, Ready, START_LIMIT)
+        except _Lost as lost:
+            self._stop()
+            raise SpecError(f"reward: {lost} while {self._setup.file} was imported", hint="Mend the file.") from None
+        if ready.error:
+            self._stop()
+            raise SpecError(f"reward: {ready.error}", hint=ready.hint or "Mend the file; it is imported as a module.")
+        return ready.required
+
+    def score(self, samples: Sequence[RewardInput]) -> list[Score]:
+        """One Score for each sample, in order. Blocks; never raises for what user code does."""
+        if self._builtin is not None:
+            return [Score(self._builtin(sample)) for sample in samples]
+        with self._busy:
+            self._broken = ""
+            return [self._score(sample) for sample in samples]
+
+    def close(self) -> None:
+        """Kill the child, also under a `score` in another thread, whose remaining samples then fail."""
+        self._closed = True
+        if (child := self._child) is not None:
+            child.signal()
+        with self._busy:
+            self._stop()
+
+    def __enter__(self) -> Rewarder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _score(self, sample: RewardInput) -> Score:
+        if self._closed or self._broken:
+            return Score(None, self._broken or "the rewarder is closed")
+        started = time.monotonic()
+        try:
+            if self._child is None or not self._child.alive:
+                self.start()
+            assert self._child is not None
+            reply = self._child.ask(sample, Reply, self._timeout)
+            return Score(reply.value, reply.error, reply.seconds)
+        except (SpecError, _Lost) as error:
+            self._stop()
+            self._broken = str(error) if isinstance(error, SpecError) else ""
+            return Score(None, str(error), time.monotonic() - started)
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+class _Lost(Exception):
+    """The child did not answer."""
+
+
+class _Child:
+    """A process group of its own that dies with this process; see `lorad/driver/reward_child.py`."""
+
+    def __init__(self) -> None:
+        root = str(Path(lorad.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        watched, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "lorad.driver.reward_child", str(watched)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[watched],
+                process_group=0,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        finally:
+            os.close(watched)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        os.set_blocking(self._in.fileno(), False)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, message: Struct, answer: type[_Message], seconds: float) -> _Message:
+        """Send one line and wait for one. Raises _Lost when there is none within `seconds`."""
+        line = self._exchange(memoryview(msgspec.json.encode(message, enc_hook=str) + b"\n"), seconds)
+        try:
+            return msgspec.json.decode(line, type=answer)
+        except msgspec.MsgspecError:
+            raise _Lost("the reward process answered out of turn") from None
+
+    def signal(self) -> None:
+        """SIGKILL the whole group, also what user code started in it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        self.signal()
+        self._process.wait()
+        for pipe in (self._in, self._out):
+            pipe.close()
+        os.close(self._lifeline)
+
+    def _exchange(self, unsent: memoryview, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        received = b""
+        while not received.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            readable, writable, _ = select.select([self._out], [self._in] if unsent else [], [], max(left, 0))
+            if not readable and not writable:
+                raise _Lost(f"no result within {seconds:g} s")
+            if writable:
+                unsent = unsent[self._write(unsent) :]
+            if readable:
+                chunk = os.read(self._out.fileno(), 1 << 16)
+                if not chunk:
+                    raise _Lost(self._death())
+                received += chunk
+        return received
+
+    def _write(self, unsent: memoryview) -> int:
+        try:
+            return os.write(self._in.fileno(), unsent)
+        except BrokenPipeError:
+            raise _Lost(self._death()) from None
+
+    def _death(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        code = self._process.poll()
+        if code is not None and code < 0:
+            return f"the reward process died of {signal.Signals(-code).name}"
+        return f"the reward process exited with {code}"
+
+
+def _setup(spec: RewardSpec, cwd: Path) -> Setup:
+    path, colon, function = spec.name.rpartition(":")
+    if not colon or spec.name in BUILTIN:
+        builtin(spec.name, spec.pattern)
+        return Setup(name=spec.name, pattern=spec.pattern)
+    file = (cwd / Path(path).expanduser()).absolute()
+    if not file.is_file() or not function.isidentifier():
+        raise SpecError(f"reward: there is no file {file} with a function {function!r}", hint=_FORM)
+    return Setup(file=str(file), function=function)
+
+
+_FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."

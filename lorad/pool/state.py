@@ -1,0 +1,60 @@
+"""Everything that a pool is while it runs; verbs read and change it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from lorad.engines.base import Engine
+from lorad.errors import Conflict
+from lorad.pool.attest import Attester
+from lorad.pool.fencing import Fence
+from lorad.pool.files import VersionFiles
+from lorad.pool.loaded import LoadedVersions
+from lorad.pool.meter import Meter
+from lorad.pool.tenants import Tenant
+from lorad.protocol.calls import Call, PoolInfo
+from lorad.trainers.base import Trainer
+
+
+class Pool:
+    """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it."""
+
+    def __init__(self, info: PoolInfo, trainer: Trainer, engine: Engine, vocab_size: int) -> None:
+        self.info, self.trainer, self.engine, self.vocab_size = info, trainer, engine, vocab_size
+        self.attester = Attester(engine, trainer, vocab_size)
+        self.loaded = LoadedVersions(engine)
+        self.files = VersionFiles(info.model)
+        self.meter = Meter()
+        self.tenants: dict[str, Tenant] = {}
+        self.fences: dict[str, Fence] = {}
+        self.stopping = asyncio.Event()
+        self._requests = itertools.count(1)
+
+    def fence(self, run: str) -> Fence:
+        return self.fences.setdefault(run, Fence(run, self.engine.abort))
+
+    def tenant(self, call: Call) -> Tenant:
+        """The caller's. Raises Conflict when its slot is not open."""
+        tenant = self.tenants.get(call.run)
+        if tenant is None or tenant.attempt != call.attempt:
+            raise Conflict(f"{call.run} attempt {call.attempt} has no open slot", hint="Its next call must be open.")
+        return tenant
+
+    def request(self, call: Call) -> str:
+        """A name for a generate call that no other one has."""
+        return f"{call.run or 'serve'}:{call.attempt}:{next(self._requests)}"
+
+    async def evict(self, tenant: Tenant) -> None:
+        """Forget a run's slot and its versions, those excepted that somebody is served from."""
+        self.tenants.pop(tenant.run, None)
+        for entry in tenant.versions:
+            self.loaded.release(entry)
+        await self.trainer.close(tenant.run)
+
+    async def close(self) -> None:
+        """Finish what changes slots, write what is pending, end the engine."""
+        for fence in self.fences.values():
+            await fence.settle()
+        await asyncio.to_thread(self.files.close)
+        await self.engine.close()

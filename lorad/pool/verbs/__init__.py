@@ -1,0 +1,33 @@
+"""What a pool does for each verb of `lorad/protocol/calls.py`.
+
+A plain verb is `(pool, call, args) -> result`. A stream is an async generator of its items with the result as the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from lorad.pool.state import Pool
+from lorad.pool.verbs import about, generate, publish, save, slot, train, versions
+from lorad.protocol.calls import Call
+
+Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
+Stream = Callable[[Pool, Call, Any], AsyncGenerator[Any, None]]
+
+PLAIN: dict[str, Plain] = {
+    "open": slot.open_slot,
+    "forward_backward": train.forward_backward,
+    "optim_step": train.optim_step,
+    "discard_grads": train.discard_grads,
+    "logprobs": train.logprobs,
+    "publish": publish.publish,
+    "save": save.save,
+    "unload": versions.unload,
+    "close": slot.close_slot,
+    "hello": about.hello,
+    "status": about.status,
+    "shutdown": about.shutdown,
+    "load_version": versions.load_version,
+}
+STREAMS: dict[str, Stream] = {"generate": generate.generate, "serve": generate.serve}

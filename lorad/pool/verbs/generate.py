@@ -1,0 +1,57 @@
+"""`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+
+from lorad.engines.base import BASE
+from lorad.errors import AttestationFailed
+from lorad.pool.state import Pool
+from lorad.protocol.batch import Chunk
+from lorad.protocol.calls import Call, Generate, Generated
+
+Items = AsyncGenerator[Chunk | Generated, None]
+
+
+async def generate(pool: Pool, call: Call, args: Generate) -> Items:
+    """Raises Conflict for a version that is not one of the run's attested ones or `base`; Fenced when superseded."""
+    request = pool.request(call)
+    with pool.fence(call.run).stream(call, request) as check:
+        tenant = pool.tenant(call)
+        name = BASE if args.version == BASE else tenant.attested(args.version).engine_name
+        async for item in _stream(pool, request, name, args, check):
+            yield item
+
+
+async def serve(pool: Pool, call: Call, args: Generate) -> Items:
+    """Raises NotFound for a version that is not loaded."""
+    request = pool.request(call)
+    if args.version == BASE:
+        async for item in _stream(pool, request, BASE, args, lambda: None):
+            yield item
+        return
+    with pool.loaded.use(args.version) as entry:
+        async for item in _stream(pool, request, entry.engine_name, args, lambda: None):
+            yield item
+
+
+async def _stream(pool: Pool, request: str, name: str, args: Generate, check: Callable[[], None]) -> Items:
+    started, samples, tokens = time.perf_counter(), 0, 0
+    chunks = pool.engine.generate(request, name, args.prompts, args.sampling)
+    async with aclosing(cast("AsyncGenerator[Chunk, None]", chunks)):
+        async for chunk in chunks:
+            check()
+            if chunk.version != name:
+                raise AttestationFailed(
+                    f"the engine answered with tokens of {chunk.version} when it was asked for {name}",
+                    hint="Nothing of this call may be used; the log of the pool tells what the engine did.",
+                )
+            samples, tokens = samples + (chunk.finish is not None), tokens + int(chunk.tokens.size)
+            yield msgspec.structs.replace(chunk, version=args.version)
+    check()
+    yield Generated(samples, tokens, time.perf_counter() - started)

@@ -1,0 +1,82 @@
+"""`publish`: export, load, attest; only then the version is current. Its files follow in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.validate import validate
+from lorad.engines.base import AdapterSource
+from lorad.errors import AttestationFailed, Conflict
+from lorad.pool.loaded import Entry
+from lorad.pool.state import Pool
+from lorad.pool.tenants import Tenant
+from lorad.protocol.calls import Attestation, Call, Publish, Published
+
+
+async def publish(pool: Pool, call: Call, args: Publish) -> Published:
+    """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves then."""
+    tenant = pool.tenant(call)
+    _check_number(tenant, args)
+    pool.files.check(tenant.run)
+    version = f"{tenant.run}@{args.number}"
+    started = time.perf_counter()
+    adapter, digest = await _export(pool, tenant)
+    entry = await pool.loaded.publish(version, AdapterSource(digest, adapter=adapter))
+    loaded = time.perf_counter()
+    attestation, change = await _attested(pool, tenant, entry)
+    attested = time.perf_counter()
+    _go_live(pool, tenant, args, entry, change)
+    pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest))
+    return Published(version, digest, adapter.bytes, loaded - started, attested - loaded, attestation)
+
+
+def _check_number(tenant: Tenant, args: Publish) -> None:
+    if args.number <= tenant.number:
+        raise Conflict(
+            f"{tenant.run}@{args.number} cannot follow {tenant.run}@{tenant.number}", hint="Version numbers only grow."
+        )
+
+
+async def _export(pool: Pool, tenant: Tenant) -> tuple[Adapter, str]:
+    adapter = await pool.trainer.export(tenant.run)
+    await asyncio.to_thread(validate, adapter, pool.trainer.modules())
+    return adapter, await asyncio.to_thread(adapter.digest)
+
+
+async def _attested(pool: Pool, tenant: Tenant, entry: Entry) -> tuple[Attestation, np.ndarray]:
+    try:
+        attestation, change = await pool.attester.attest(
+            entry.engine_name, entry.digest, tenant.run, tenant.canaries, tenant.change
+        )
+        if attestation.verdict == "failed":
+            raise AttestationFailed(
+                f"{entry.version} failed its attestation: {attestation.detail}",
+                hint="It was unloaded and nothing was sampled from it; the log of the pool tells what the engine did.",
+            )
+        return attestation, change
+    except BaseException:
+        await pool.loaded.refuse(entry)
+        raise
+
+
+def _go_live(pool: Pool, tenant: Tenant, args: Publish, entry: Entry, change: np.ndarray) -> None:
+    pool.loaded.adopt(entry)
+    for gone in tenant.advance(args.number, entry, change):
+        pool.loaded.release(gone)
+
+
+def _facts(pool: Pool, tenant: Tenant, args: Publish, digest: str) -> dict[str, object]:
+    return {
+        "run": tenant.run,
+        "version": args.number,
+        "step": args.step,
+        "parent": args.parent,
+        "sha256": digest,
+        "model": pool.info.model,
+        "base_checksum": pool.info.base_checksum,
+    }

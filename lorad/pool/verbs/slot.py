@@ -1,0 +1,65 @@
+"""`open` and `close`: a run joins and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.adapters.directory import verify
+from lorad.errors import Conflict
+from lorad.pool.state import Pool
+from lorad.pool.tenants import Tenant
+from lorad.protocol.calls import Call, Closed, Nothing, Open, Opened
+from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
+
+
+async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
+    """Afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot already."""
+    await _clear(pool, call)
+    if args.resume_from is not None:
+        await asyncio.to_thread(verify, Path(args.resume_from))
+    canaries = await pool.attester.canaries(args.canaries, args.canary_tokens)
+    slot = await _slot(pool, call.run, args)
+    pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
+    return Opened(slot.parameters, slot.tensors, slot.bytes)
+
+
+async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
+    """The slot is gone even when this raises what went wrong with the files of a version."""
+    await pool.evict(pool.tenant(call))
+    checksum = await pool.trainer.base_checksum()
+    await pool.files.flush(call.run)
+    return Closed(checksum)
+
+
+async def _clear(pool: Pool, call: Call) -> None:
+    tenant = pool.tenants.get(call.run)
+    if tenant is not None and tenant.attempt == call.attempt:
+        raise Conflict(f"{call.run} attempt {call.attempt} has an open slot", hint="Close it first.")
+    if tenant is not None:
+        await pool.trainer.discard_grads(call.run)
+        await pool.evict(tenant)
+    await pool.files.forget(call.run)
+
+
+async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
+    resumed = args.resume_from is not None
+    info = await pool.trainer.open(
+        run,
+        SlotSpec(
+            adapter=AdapterConfig(args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout),
+            optimizer=Optimizer(args.betas, args.eps, args.weight_decay),
+            init=args.init,
+            seed=args.seed,
+            source=Path(args.source) if args.source is not None and not resumed else None,
+            tokens_per_microbatch=args.tokens_per_microbatch,
+        ),
+    )
+    if args.resume_from is not None:
+        try:
+            await pool.trainer.load(run, Path(args.resume_from))
+        except BaseException:
+            await pool.trainer.close(run)
+            raise
+    return info

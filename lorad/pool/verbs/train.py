@@ -1,0 +1,41 @@
+"""`forward_backward`, `optim_step`, `discard_grads` and `logprobs`: what a run asks of its slot."""
+
+from __future__ import annotations
+
+from lorad.pool.state import Pool
+from lorad.protocol.batch import Batch, LossStats
+from lorad.protocol.calls import Call, ForwardBackward, Logprobs, LogprobsResult, Nothing, OptimStep, Stepped
+from lorad.trainers.base import Policy
+
+
+async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> LossStats:
+    slot = pool.tenant(call).run
+    check(args.batch, pool.vocab_size)
+    stats = await pool.trainer.forward_backward(slot, args.batch, args.targets, args.loss, args.normaliser)
+    pool.meter.trained(int(args.batch.completions.size))
+    return stats
+
+
+async def optim_step(pool: Pool, call: Call, args: OptimStep) -> Stepped:
+    result = await pool.trainer.optim_step(pool.tenant(call).run, args.lr, args.max_grad_norm)
+    return Stepped(result.grad_norm, result.applied)
+
+
+async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
+    await pool.trainer.discard_grads(pool.tenant(call).run)
+    return Nothing()
+
+
+async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
+    slot = pool.tenant(call).run
+    check(args.batch, pool.vocab_size)
+    policy = Policy(slot if args.of == "slot" else None)
+    return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
+
+
+def check(batch: Batch, vocab_size: int) -> None:
+    """Raises ValueError for what would end the pool on a GPU, where an index out of range kills the process."""
+    batch.check()
+    for name, tokens in (("prompts", batch.prompts), ("completions", batch.completions)):
+        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            raise ValueError(f"{name} hold token ids outside 0..{vocab_size - 1}")

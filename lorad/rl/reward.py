@@ -1,0 +1,105 @@
+"""Builtin rewards, and what a reward function is given and may return."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.errors import SpecError
+
+
+class RewardInput(Struct, frozen=True):
+    """One finished sample. completion: its text without special tokens. finish: "stop" or "length"."""
+
+    prompt: str
+    completion: str
+    answer: str
+    finish: str
+    row: dict[str, Any] = {}
+
+    def keywords(self) -> dict[str, Any]:
+        """What a reward function may ask for by name: the columns of the row, and these four, which win."""
+        own = {"prompt": self.prompt, "completion": self.completion, "answer": self.answer, "finish": self.finish}
+        return {**self.row, **own}
+
+
+Reward = Callable[[RewardInput], float]
+ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
+BUILTIN = (*ANSWERED, "regex")
+MARK = "####"
+_NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def builtin(name: str, pattern: str | None = None) -> Reward:
+    """The builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does not compile."""
+    if name == "regex":
+        return _regex(pattern)
+    if name not in BUILTIN:
+        raise SpecError(
+            f"reward: there is no builtin {name!r}",
+            hint=f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:function.",
+        )
+    return exact_match if name == "exact_match" else gsm8k
+
+
+def exact_match(sample: RewardInput) -> float:
+    """1 when the model stopped by itself and wrote the answer, white space around it aside."""
+    return float(sample.finish == "stop" and sample.completion.strip() == sample.answer.strip())
+
+
+def gsm8k(sample: RewardInput) -> float:
+    """1 when the number behind the last `####` of the completion is the answer's (Cobbe et al., 2021).
+
+    An answer without `####` is the number itself. `$`, thousands commas and a final full stop mean nothing.
+    """
+    wanted = final_number(sample.answer) if MARK in sample.answer else _number(sample.answer)
+    return float(wanted is not None and final_number(sample.completion) == wanted)
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number right behind the last `####`, if there is one."""
+    _, mark, rest = text.rpartition(MARK)
+    return _number(rest) if mark else None
+
+
+def as_reward(value: Any) -> float:
+    """What a reward function returned, as a number. Raises ValueError unless it is one and finite."""
+    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
+        raise ValueError(f"returned {type(value).__name__}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"returned {number}, not a finite number")
+    return number
+
+
+def _regex(pattern: str | None) -> Reward:
+    """1 when `pattern` is found in the completion; a group named `answer` must be the row's answer besides."""
+    if pattern is None:
+        raise SpecError("reward.pattern: missing for regex", hint="Write reward: {name: regex, pattern: '…'}.")
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise SpecError(f"reward.pattern: {pattern!r} does not compile: {error}", hint="See Python's re.") from error
+
+    def regex(sample: RewardInput) -> float:
+        found = compiled.search(sample.completion)
+        if found is None or "answer" not in compiled.groupindex:
+            return float(found is not None)
+        return float(found["answer"] is not None and found["answer"].strip() == sample.answer.strip())
+
+    return regex
+
+
+def _number(text: str) -> Decimal | None:
+    found = _NUMBER.match(text.lstrip())
+    if found is None:
+        return None
+    try:
+        return Decimal(re.sub(r"[$,\s]", "", found.group()))
+    except InvalidOperation:
+        return None

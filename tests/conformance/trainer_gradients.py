@@ -1,0 +1,139 @@
+"""How gradients accumulate and how a step applies them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lorad.adapters.peft import write_peft
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.trainers.base import Optimizer, Policy, Trainer
+from tests.conformance.reference import random_batch
+from tests.conformance.trainer_kit import (
+    PLAIN,
+    TrainerCase,
+    accumulate,
+    flat,
+    open_trained,
+    spec_for,
+    targets_for,
+    train,
+)
+
+
+class Gradients(TrainerCase):
+    async def gradient(self, trainer: Trainer, slot: str) -> np.ndarray:
+        """The accumulated gradient, read off a plain step; the slot is closed."""
+        before = flat(await trainer.export(slot))
+        await trainer.optim_step(slot, PLAIN.eps, 0.0)
+        step: np.ndarray = before - flat(await trainer.export(slot))
+        await trainer.close(slot)
+        assert np.abs(step).max() > 1e-3
+        return step
+
+    async def open_plain(self, trainer: Trainer, start: Path, **settings: object) -> None:
+        await trainer.open("plain", spec_for(trainer, source=start, optimizer=PLAIN, **settings))
+
+    @pytest.fixture
+    async def start(self, trainer: Trainer, tmp_path: Path) -> Path:
+        """A PEFT directory of a slot after two steps."""
+        await open_trained(trainer, "start")
+        write_peft(await trainer.export("start"), tmp_path, "")
+        return tmp_path
+
+    async def test_halves_accumulate_to_the_whole(self, trainer: Trainer, start: Path) -> None:
+        batch = random_batch(5, groups=2)
+        await self.open_plain(trainer, start)
+        whole_stats = await accumulate(trainer, "plain", batch)
+        whole = await self.gradient(trainer, "plain")
+        await self.open_plain(trainer, start)
+        stats, place, sample = LossStats(), 0, 0
+        for group in batch.groups():
+            half = Batch.of([group])
+            tokens, samples = slice(place, place + half.completions.size), slice(sample, sample + len(group[1]))
+            place, sample = tokens.stop, samples.stop
+            targets = targets_for(batch)
+            part = PolicyTargets(targets.advantages[samples], targets.sampler_logprobs[tokens])
+            stats += await trainer.forward_backward("plain", half, part, PolicyLoss(), float(batch.completions.size))
+        np.testing.assert_allclose(await self.gradient(trainer, "plain"), whole, atol=self.close_to)
+        assert stats.loss == pytest.approx(whole_stats.loss, rel=1e-4)
+
+    async def test_the_size_of_micro_batches_does_not_matter(self, trainer: Trainer, start: Path) -> None:
+        batch, steps = random_batch(5, groups=4), []
+        for budget in (16384, 40, 1):
+            await self.open_plain(trainer, start, tokens_per_microbatch=budget)
+            await accumulate(trainer, "plain", batch)
+            steps.append(await self.gradient(trainer, "plain"))
+        np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
+        np.testing.assert_allclose(steps[2], steps[0], atol=self.close_to)
+
+    async def test_the_normaliser_divides_loss_and_gradient(self, trainer: Trainer, start: Path) -> None:
+        batch, results = random_batch(5), []
+        for normaliser in (10.0, 40.0):
+            await self.open_plain(trainer, start)
+            stats = await trainer.forward_backward("plain", batch, targets_for(batch), PolicyLoss(), normaliser)
+            results.append((stats.loss, await self.gradient(trainer, "plain")))
+        assert results[0][0] == pytest.approx(4 * results[1][0], rel=1e-4)
+        np.testing.assert_allclose(results[0][1], 4 * results[1][1], atol=self.close_to)
+
+    async def test_old_logprobs_of_the_same_policy_change_nothing(self, trainer: Trainer, start: Path) -> None:
+        batch, steps = random_batch(5), []
+        for known in (False, True):
+            await self.open_plain(trainer, start)
+            old = await trainer.logprobs(Policy("plain"), batch) if known else None
+            stats = await accumulate(trainer, "plain", batch, old_logprobs=old)
+            assert stats.ratio == pytest.approx(stats.tokens, rel=1e-4)
+            steps.append(await self.gradient(trainer, "plain"))
+        np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
+
+    async def test_the_norm_is_reported_before_it_is_clipped(self, trainer: Trainer, start: Path) -> None:
+        steps, norms = [], []
+        for limit in (0.0, 0.01):
+            await self.open_plain(trainer, start)
+            await accumulate(trainer, "plain", random_batch(5))
+            before = flat(await trainer.export("plain"))
+            norms.append((await trainer.optim_step("plain", PLAIN.eps, limit)).grad_norm)
+            steps.append(before - flat(await trainer.export("plain")))
+            await trainer.close("plain")
+        assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+        assert np.linalg.norm(steps[0]) == pytest.approx(norms[0], rel=1e-4)
+        np.testing.assert_allclose(steps[1], steps[0] * 0.01 / norms[0], atol=self.close_to)
+
+    async def test_a_step_clears_the_gradients(self, trainer: Trainer) -> None:
+        await open_trained(trainer, "a")
+        assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+
+    async def test_discarded_gradients_are_gone(self, trainer: Trainer) -> None:
+        await open_trained(trainer, "a")
+        await accumulate(trainer, "a", random_batch(5))
+        await trainer.discard_grads("a")
+        assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+
+    async def test_a_step_at_rate_zero_changes_no_weight(self, trainer: Trainer) -> None:
+        await open_trained(trainer, "a", optimizer=Optimizer(weight_decay=0.1))
+        before = await trainer.export("a")
+        _, result = (await train(trainer, "a", range(5, 6), lr=0.0))[0]
+        assert result.applied and result.grad_norm > 0
+        assert (await trainer.export("a")).digest() == before.digest()
+
+    async def test_weight_decay_shrinks_weights_without_gradients(self, trainer: Trainer) -> None:
+        await trainer.open("a", spec_for(trainer, optimizer=Optimizer(weight_decay=0.5)))
+        before = flat(await trainer.export("a"))
+        await trainer.optim_step("a", 0.1, 1.0)
+        np.testing.assert_allclose(flat(await trainer.export("a")), 0.95 * before, rtol=1e-5)
+
+    @pytest.mark.parametrize("poison", [np.nan, np.inf])
+    async def test_gradients_that_are_not_finite_are_not_applied(self, trainer: Trainer, poison: float) -> None:
+        batch = random_batch(5)
+        for slot in ("healthy", "poisoned"):
+            await open_trained(trainer, slot)
+        before = await trainer.export("poisoned")
+        await accumulate(trainer, "poisoned", batch, advantages=targets_for(batch).advantages * np.float32(poison))
+        result = await trainer.optim_step("poisoned", 1e-2, 1.0)
+        assert not result.applied and not np.isfinite(result.grad_norm)
+        assert (await trainer.export("poisoned")).digest() == before.digest()
+        for slot in ("healthy", "poisoned"):
+            await train(trainer, slot, range(6, 8))
+        assert self.same(trainer, flat(await trainer.export("healthy")), flat(await trainer.export("poisoned")))

@@ -1,0 +1,239 @@
+"""What is the builtin trainer's own: its micro-batches, its optimizer, its arithmetic, its registry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lorad.adapters.peft import write_peft
+from lorad.engines.registry import BACKENDS, engine_class
+from lorad.errors import AdapterRefused, SpecError
+from lorad.models.compute import Compute
+from lorad.models.loading import load_base
+from lorad.protocol.batch import Batch
+from lorad.trainers.base import Optimizer, Policy
+from lorad.trainers.builtin import passes
+from lorad.trainers.builtin.adamw import adamw
+from lorad.trainers.builtin.init import initial_a
+from lorad.trainers.builtin.lora import SlotLora
+from lorad.trainers.builtin.microbatch import pack, plan
+from lorad.trainers.builtin.slot import Slot
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+from lorad.trainers.registry import trainer_class
+from tests.conformance.reference import random_batch, reference_logprobs, reference_model, write_random_model
+from tests.conformance.trainer_kit import accumulate, flat, open_trained, spec_for, targets_for, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base with an lm_head of its own and biased attention."""
+    directory = tmp_path_factory.mktemp("untied")
+    return write_random_model(directory, tie_word_embeddings=False, attention_bias=True)
+
+
+@pytest.fixture
+def compute() -> Iterator[Compute]:
+    thread = Compute()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def trainer(untied: Path, compute: Compute) -> BuiltinTrainer:
+    return BuiltinTrainer(load_base(untied, torch.float32, CPU), compute, str(untied))
+
+
+def tokens(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+# Micro-batches
+
+
+@pytest.mark.parametrize("budget", [1, 30, 60, 10_000])
+def test_every_sample_is_in_exactly_one_micro_batch_within_the_budget(budget: int) -> None:
+    batch = random_batch(1, groups=5)
+    cuts = list(plan(batch, budget))
+    assert sorted(np.concatenate(cuts).tolist()) == list(range(20))
+    for samples in cuts:
+        width = pack(batch, samples, CPU, torch.float32).ids.numel()
+        assert width <= budget or len(samples) == 1
+
+
+def test_the_same_batch_is_cut_the_same_way() -> None:
+    first, second = ([cut.tolist() for cut in plan(random_batch(1, groups=5), 60)] for _ in range(2))
+    assert first == second and len(first) > 1
+
+
+def test_short_samples_are_not_padded_to_the_longest() -> None:
+    long, short = tokens(*[5] * 50), tokens(5)
+    batch = Batch.of([(short, [long, long]), (short, [short, short]), (short, [long, long])])
+    assert next(plan(batch, 104)).tolist() == [2, 3]
+
+
+def test_a_prompt_is_computed_once_for_its_group() -> None:
+    batch = Batch.of([(tokens(*[5] * 20), [tokens(6, 7), tokens(8, 9)])])
+    assert pack(batch, np.array([0, 1]), CPU, torch.float32).ids.tolist() == [[5] * 20 + [6, 8]]
+
+
+def test_a_batch_without_samples_has_no_micro_batch() -> None:
+    assert list(plan(Batch.of([]), 100)) == []
+
+
+async def test_neighbours_do_not_change_a_sample(trainer: BuiltinTrainer) -> None:
+    batch = random_batch(3, groups=3)
+    together = await trainer.logprobs(Policy(), batch)
+    alone = [await trainer.logprobs(Policy(), Batch.of([(p, [c])])) for p, cs in batch.groups() for c in cs]
+    np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5)
+
+
+async def test_samples_of_one_token_are_predicted_by_the_prompt(trainer: BuiltinTrainer, untied: Path) -> None:
+    batch = Batch.of([(tokens(5, 6), [tokens(7), tokens(8)]), (tokens(9), [tokens(1)])])
+    expected = reference_logprobs(reference_model(untied), batch).detach().numpy()
+    np.testing.assert_allclose(await trainer.logprobs(Policy(), batch), expected, atol=1e-4)
+    await trainer.open("a", spec_for(trainer))
+    assert (await accumulate(trainer, "a", batch)).tokens == 3
+
+
+async def test_a_sample_longer_than_the_base_s_positions_is_refused(trainer: BuiltinTrainer) -> None:
+    with pytest.raises(ValueError, match="257 tokens"):
+        await trainer.logprobs(Policy(), Batch.of([(tokens(*[1] * 250), [tokens(*[1] * 7)])]))
+
+
+# Gradients
+
+
+async def test_an_adapter_on_lm_head_gets_the_gradient_of_peft(
+    trainer: BuiltinTrainer, untied: Path, tmp_path: Path
+) -> None:
+    await open_trained(trainer, "a")
+    write_peft(await trainer.export("a"), tmp_path, str(untied))
+    model, batch = reference_model(untied, tmp_path), random_batch(5)
+    await accumulate(trainer, "a", batch)
+    weights = np.repeat(targets_for(batch).advantages, batch.completion_lengths) / batch.completions.size
+    logprobs = reference_logprobs(model, batch)
+    logprobs.backward(-logprobs.new_tensor(weights))
+    theirs = {name.replace(".default", ""): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    slot = trainer._slots["a"]
+    assert "lm_head.lora_B.weight" in slot.shapes
+    for name, ours in slot.views(slot.grads).items():
+        torch.testing.assert_close(ours, theirs[f"base_model.model.{name}"], atol=1e-5, rtol=1e-4)
+
+
+async def test_chunks_of_logits_give_the_same_gradients(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slot in ("whole", "chunked"):
+        await open_trained(trainer, slot)
+    await accumulate(trainer, "whole", random_batch(5))
+    monkeypatch.setattr(passes, "LOGITS", 128 * 7)
+    await accumulate(trainer, "chunked", random_batch(5))
+    whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
+    assert whole.norm() > 0.1
+    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_draws_a_mask_for_each_module_before_a(trainer: BuiltinTrainer, untied: Path) -> None:
+    slot = Slot(load_base(untied, torch.float32, CPU), spec_for(trainer, dropout=0.25))
+    slot.weights.normal_(generator=torch.Generator().manual_seed(0))
+    x, state = torch.randn(1, 3, 64), slot.dropout.get_state()
+    found = SlotLora(slot, train=True).apply(0, "gate_up", x, torch.zeros(1, 3, 192))
+    generator, weights, expected = torch.Generator(), slot.views(slot.weights), []
+    generator.set_state(state)
+    for module in ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"):
+        kept = torch.empty_like(x).bernoulli_(0.75, generator=generator)
+        a, b = (weights[f"{module}.lora_{half}.weight"] for half in "AB")
+        expected.append(2 * (x * kept / 0.75) @ a.t() @ b.t())
+    torch.testing.assert_close(found.detach(), torch.cat(expected, -1))
+
+
+# Optimizer and init
+
+
+def test_the_optimizer_is_torch_s_adamw_bit_for_bit() -> None:
+    optimizer = Optimizer(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(100, generator=generator)
+    theirs = torch.nn.Parameter(ours.clone())
+    judge = torch.optim.AdamW([theirs], betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, foreach=True)
+    moments = torch.zeros(100), torch.zeros(100)
+    for step, lr in enumerate((1e-2, 3e-3, 0.0, 1e-1), start=1):
+        theirs.grad = torch.randn(100, generator=generator)
+        judge.param_groups[0]["lr"] = lr
+        judge.step()
+        adamw(ours, theirs.grad, *moments, step, lr, optimizer)
+    assert torch.equal(ours, theirs.detach())
+
+
+@pytest.mark.parametrize(("kind", "std"), [("kaiming", 3**-0.5 / 20), ("xavier", (2 / 500) ** 0.5), ("normal", 0.2)])
+def test_a_begins_with_the_spread_of_its_init(kind: str, std: float) -> None:
+    a = initial_a(kind, (100, 400), torch.Generator().manual_seed(0))
+    assert a.std().item() == pytest.approx(std, rel=0.02)
+    assert a.mean().item() == pytest.approx(0, abs=std / 50)
+
+
+def test_kaiming_is_what_peft_draws() -> None:
+    judge = torch.empty(16, 32)
+    torch.nn.init.kaiming_uniform_(judge, a=5**0.5, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(initial_a("kaiming", (16, 32), torch.Generator().manual_seed(3)), judge)
+
+
+async def test_zero_init_is_zero_and_an_unknown_one_is_refused(trainer: BuiltinTrainer) -> None:
+    await trainer.open("zero", spec_for(trainer, init="zero"))
+    assert not flat(await trainer.export("zero")).any()
+    with pytest.raises(AdapterRefused, match="orthogonal"):
+        await trainer.open("other", spec_for(trainer, init="orthogonal"))
+
+
+# bfloat16
+
+
+async def test_a_bfloat16_base_trains_an_fp32_adapter(untied: Path, compute: Compute) -> None:
+    half = BuiltinTrainer(load_base(untied, torch.bfloat16, CPU), compute)
+    full = BuiltinTrainer(load_base(untied, torch.float32, CPU), compute)
+    assert half.capabilities().dtype == "bfloat16"
+    for trainer in (half, full):
+        await open_trained(trainer, "a")
+    ours, theirs = [(await train(trainer, "a", range(5, 6)))[0] for trainer in (half, full)]
+    assert ours[1].grad_norm == pytest.approx(theirs[1].grad_norm, rel=0.1)
+    exported = await half.export("a")
+    assert {tensor.dtype for tensor in exported.tensors.values()} == {np.dtype(np.float32)}
+
+
+# Registry
+
+
+@pytest.mark.parametrize("module", ["lorad.trainers.registry", "lorad.engines.registry"])
+def test_a_registry_imports_no_backend(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_backends_are_found_by_name_or_by_place() -> None:
+    assert trainer_class("builtin") is BuiltinTrainer
+    assert trainer_class("mine", "lorad.trainers.builtin.trainer:BuiltinTrainer") is BuiltinTrainer
+    assert engine_class("mine", BACKENDS["builtin"]) is engine_class("builtin")
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("bultin", None, "no trainer 'bultin'"),
+        ("mine", "lorad.no_such_module:Trainer", "can not be imported"),
+        ("mine", "lorad.errors:NoSuchClass", "can not be imported"),
+        ("mine", "lorad.errors:SpecError", "is no trainer"),
+    ],
+)
+def test_a_backend_that_is_none_is_refused(name: str, override: str | None, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        trainer_class(name, override)
+    with pytest.raises(SpecError, match=message.replace("trainer", "engine")):
+        engine_class(name, override)

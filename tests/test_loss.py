@@ -1,0 +1,163 @@
+"""The loss by hand: every expected number is written out as the arithmetic that gives it."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import pytest
+import torch
+
+from lorad.protocol.batch import PolicyLoss
+from lorad.rl.loss import (
+    TokenLosses,
+    TokenTargets,
+    kl_estimate,
+    level_weights,
+    loss_stats,
+    token_logprobs,
+    token_losses,
+)
+
+
+def values(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def losses_of(
+    ratios: tuple[float, ...], advantages: tuple[float, ...], loss: PolicyLoss, **more: torch.Tensor
+) -> tuple[TokenLosses, torch.Tensor]:
+    """(losses, d(sum of losses) / d(logprobs)) where the old policy gave every token probability 0.1."""
+    logprobs = torch.tensor([log(0.1 * ratio) for ratio in ratios], requires_grad=True)
+    old = torch.full_like(logprobs.detach(), log(0.1))
+    targets = TokenTargets(
+        **{"advantages": values(*advantages), "sampler": old, "old": old, "weights": torch.ones(len(ratios)), **more}
+    )
+    found = token_losses(logprobs, targets, loss)
+    torch.autograd.backward(found.loss.sum())
+    assert logprobs.grad is not None
+    return found, logprobs.grad
+
+
+def test_a_ratio_inside_the_bounds_is_not_clipped() -> None:
+    found, gradient = losses_of((1.1, 0.9), (2.0, -3.0), PolicyLoss())
+    assert found.loss.tolist() == pytest.approx([-1.1 * 2.0, -0.9 * -3.0])
+    assert gradient.tolist() == pytest.approx([-1.1 * 2.0, -0.9 * -3.0])  # d(ratio) = ratio * d(logprob)
+    assert found.clipped.tolist() == [0, 0]
+
+
+def test_a_ratio_that_went_far_enough_is_clipped_and_has_no_gradient() -> None:
+    found, gradient = losses_of((1.5, 0.5), (2.0, -3.0), PolicyLoss(clip_low=0.2, clip_high=0.2))
+    assert found.loss.tolist() == pytest.approx([-1.2 * 2.0, -0.8 * -3.0])
+    assert gradient.tolist() == [0, 0]
+    assert found.clipped.tolist() == [1, 1]
+
+
+def test_a_ratio_that_went_the_wrong_way_is_never_clipped() -> None:
+    found, gradient = losses_of((0.5, 1.5), (2.0, -3.0), PolicyLoss())
+    assert found.loss.tolist() == pytest.approx([-0.5 * 2.0, -1.5 * -3.0])
+    assert gradient.tolist() == pytest.approx([-0.5 * 2.0, -1.5 * -3.0])
+    assert found.clipped.tolist() == [0, 0]
+
+
+def test_the_two_bounds_are_apart() -> None:
+    found, _ = losses_of((1.25, 1.35, 0.85, 0.75), (1.0, 1.0, -1.0, -1.0), PolicyLoss(clip_low=0.2, clip_high=0.28))
+    assert found.loss.tolist() == pytest.approx([-1.25, -1.28, 0.85, 0.8])
+
+
+def test_without_old_logprobs_the_ratio_is_one_and_has_a_gradient() -> None:
+    logprobs = values(-1.0, -2.0).requires_grad_()
+    targets = TokenTargets(values(2.0, -1.0), sampler=values(-1.5, -2.0), weights=torch.ones(2))
+    found = token_losses(logprobs, targets, PolicyLoss())
+    torch.autograd.backward(found.loss.sum())
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [-2.0, 1.0]
+    assert found.ratio.tolist() == [1, 1]
+    assert found.sampler_difference.tolist() == [0.5, 0.0]
+
+
+def test_importance_is_truncated_and_weighs_the_surrogate_alone() -> None:
+    sampler = values(log(0.1 / 1.5), log(0.1 / 4.0))  # the old policy is 1.5 and 4 times as likely as the engine's
+    loss = PolicyLoss(importance_cap=2.0, kl_coef=0.5, kl_type="k1")
+    reference = values(log(0.1) - 0.3, log(0.1) + 0.3)
+    found, gradient = losses_of((1.0, 1.0), (1.0, 1.0), loss, sampler=sampler, reference=reference)
+    assert found.loss.tolist() == pytest.approx([-1.5 + 0.5 * 0.3, -2.0 - 0.5 * 0.3])
+    assert gradient.tolist() == pytest.approx([-1.5 + 0.5, -2.0 + 0.5])
+
+
+def test_no_cap_means_no_correction() -> None:
+    found, _ = losses_of((1.0,), (1.0,), PolicyLoss(), sampler=values(-9.0))
+    assert found.loss.tolist() == pytest.approx([-1.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "estimate", "gradient"),
+    [
+        ("k1", 0.2, 1.0),
+        ("k2", 0.2**2 / 2, 0.2),
+        ("k3", exp(-0.2) + 0.2 - 1, 1 - exp(-0.2)),
+    ],
+)
+def test_kl_estimators_and_their_gradients(kind: str, estimate: float, gradient: float) -> None:
+    logprobs = values(-1.0).requires_grad_()
+    found = kl_estimate(logprobs, values(-1.2), kind)  # type: ignore[arg-type]
+    torch.autograd.backward(found)
+    assert found.item() == pytest.approx(estimate)
+    assert logprobs.grad is not None and logprobs.grad.item() == pytest.approx(gradient)
+
+
+def test_the_penalty_is_added_token_by_token() -> None:
+    reference = values(log(0.1) - 0.2, log(0.1))
+    found, _ = losses_of((1.0, 1.0), (1.0, 1.0), PolicyLoss(kl_coef=0.1, kl_type="k2"), reference=reference)
+    assert found.loss.tolist() == pytest.approx([-1.0 + 0.1 * 0.02, -1.0])
+    assert found.kl.tolist() == pytest.approx([0.02, 0.0], abs=1e-6)
+
+
+def test_a_reference_without_a_coefficient_is_a_statistic() -> None:
+    found, gradient = losses_of((1.0,), (1.0,), PolicyLoss(kl_type="k1"), reference=values(log(0.1) - 0.2))
+    assert found.kl.tolist() == pytest.approx([0.2])
+    assert (found.loss.item(), gradient.item()) == pytest.approx((-1.0, -1.0))
+
+
+def test_a_coefficient_without_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match="reference"):
+        losses_of((1.0,), (1.0,), PolicyLoss(kl_coef=0.1))
+
+
+def test_level_sequence_gives_each_sample_the_same_weight() -> None:
+    lengths = torch.tensor([1, 4])
+    assert level_weights(lengths, "token").tolist() == [1, 1, 1, 1, 1]
+    assert level_weights(lengths, "sequence").tolist() == [1, 0.25, 0.25, 0.25, 0.25]
+    found, _ = losses_of((1.0,) * 5, (8.0,) * 5, PolicyLoss(), weights=level_weights(lengths, "sequence"))
+    assert found.loss.tolist() == [-8, -2, -2, -2, -2]
+
+
+def test_logprobs_and_entropy_are_of_the_temperature_scaled_distribution() -> None:
+    logits = torch.tensor([[2 * log(1.0), 2 * log(3.0)]])  # at temperature 2: odds 1 to 3
+    logprobs, entropy = token_logprobs(logits, torch.tensor([1]), temperature=2.0)
+    assert logprobs.tolist() == pytest.approx([log(3 / 4)])
+    assert entropy.tolist() == pytest.approx([-(1 / 4) * log(1 / 4) - (3 / 4) * log(3 / 4)])
+
+
+def test_logprobs_of_bfloat16_logits_are_fp32() -> None:
+    logprobs, entropy = token_logprobs(torch.zeros(1, 3, dtype=torch.bfloat16), torch.tensor([0]), 1.0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    assert logprobs.item() == pytest.approx(-log(3))
+
+
+def test_statistics_are_sums_and_the_loss_is_normalised() -> None:
+    loss = PolicyLoss(kl_type="k1")
+    sampler, reference = values(log(0.1) - 0.5, log(0.1) + 0.25), values(log(0.1), log(0.1) - 1)
+    found, _ = losses_of((1.5, 1.0), (2.0, 1.0), loss, sampler=sampler, reference=reference)
+    stats = loss_stats(found, entropy=values(0.5, 0.75), normaliser=4.0)
+    assert stats.loss == pytest.approx((-1.2 * 2.0 - 1.0) / 4)
+    assert (stats.tokens, stats.entropy, stats.clipped, stats.ratio) == pytest.approx((2, 1.25, 1, 2.5))
+    assert stats.kl == pytest.approx(log(1.5) + 1)
+    assert (stats.sampler_difference, stats.sampler_difference_max) == pytest.approx((0.75, 0.5))
+
+
+def test_statistics_of_parts_add_up() -> None:
+    found, _ = losses_of((1.5, 1.0), (2.0, 1.0), PolicyLoss(), sampler=values(-2.0, -4.0))
+    parts = [TokenLosses(*(field[token : token + 1] for field in found)) for token in range(2)]
+    first, second = (loss_stats(part, torch.ones(1), 2.0) for part in parts)
+    whole = loss_stats(found, torch.ones(2), 2.0)
+    assert (first + second).loss == pytest.approx(whole.loss)
+    assert (first + second).sampler_difference_max == whole.sampler_difference_max

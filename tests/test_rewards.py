@@ -1,0 +1,239 @@
+"""Rewards: the builtin ones, and a user's function that may do anything without hurting the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lorad.driver.rewards import Rewarder, Score
+from lorad.errors import SpecError
+from lorad.rl.reward import RewardInput, builtin
+from lorad.specs import RewardSpec
+
+ROOT = Path(__file__).parents[1]
+Make = Callable[..., Rewarder]
+
+
+def sample(completion: str = "", answer: str = "", finish: str = "stop", **row: Any) -> RewardInput:
+    return RewardInput("S:21=", completion, answer, finish, row)
+
+
+def processes() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """A Rewarder of some source text; its processes must be gone when it is closed."""
+    made: list[Rewarder] = []
+
+    def make(source: str, function: str = "reward", **settings: Any) -> Rewarder:
+        (tmp_path / "rewards.py").write_text(source)
+        made.append(Rewarder(RewardSpec(name=f"rewards.py:{function}", **settings), tmp_path))
+        return made[-1]
+
+    yield make
+    for rewarder in made:
+        rewarder.close()
+    assert processes() == []
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish", "value"),
+    [("12", "stop", 1), (" 12\n", "stop", 1), ("12", "length", 0), ("123", "stop", 0), ("", "stop", 0)],
+)
+def test_exact_match_wants_the_answer_and_an_end(completion: str, finish: str, value: float) -> None:
+    assert builtin("exact_match")(sample(completion, "12", finish)) == value
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "value"),
+    [
+        ("so 3 + 4 = 7\n#### 7", "3+4=7 #### 7", 1),
+        ("#### 1,234", "1234", 1),
+        ("#### $1,234.00.", "#### 1234", 1),
+        ("#### 3 no #### 4", "#### 4", 1),
+        ("#### 4 no #### 3", "#### 4", 0),
+        ("#### -5", "#### -5", 1),
+        ("#### -$5", "#### -5", 1),
+        ("#### 0", "it was 5 #### 0", 1),
+        ("#### 5", "it was 5 #### 0", 0),
+        ("#### .5 apples", "0.50", 1),
+        ("7", "7", 0),
+        ("#### seven", "seven", 0),
+        ("####", "#### 7", 0),
+    ],
+)
+def test_gsm8k_compares_the_last_marked_number(completion: str, answer: str, value: float) -> None:
+    assert builtin("gsm8k")(sample(completion, answer)) == value
+
+
+def test_regex_searches_and_can_compare_with_the_answer() -> None:
+    assert builtin("regex", r"^\d+$")(sample("123")) == 1
+    assert builtin("regex", r"^\d+$")(sample("12a")) == 0
+    boxed = builtin("regex", r"boxed\{(?P<answer>\d+)\}")
+    assert [boxed(sample("boxed{12}", answer)) for answer in ("12", "13")] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "says"),
+    [("exact", None, "no builtin 'exact'"), ("regex", None, "reward.pattern: missing"), ("regex", "(", "not compile")],
+)
+def test_a_builtin_that_can_not_be_is_refused_at_once(name: str, pattern: str | None, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        Rewarder(RewardSpec(name=name, pattern=pattern), Path())
+    assert refused.value.hint
+
+
+def test_builtins_need_no_process(tmp_path: Path) -> None:
+    with Rewarder(RewardSpec(), tmp_path) as rewarder:
+        assert rewarder.score([sample("12", "12"), sample("1", "12")]) == [Score(1.0), Score(0.0)]
+        assert processes() == []
+
+
+def test_a_pattern_that_never_ends_costs_one_sample_each(tmp_path: Path) -> None:
+    spec = RewardSpec(name="regex", pattern="^(a+)+$", timeout=0.3)
+    with Rewarder(spec, tmp_path) as rewarder:
+        scores = rewarder.score([sample("a" * 40 + "b"), sample("aa")])
+    assert [score.value for score in scores] == [None, 1.0]
+
+
+def test_a_function_gets_the_keywords_that_it_names(make: Make) -> None:
+    rewarder = make("def reward(completion, level, answer='x', absent=5): return level + len(completion) + absent")
+    assert rewarder.start() == ["completion", "level"]
+    assert rewarder.score([sample("abc", level=10, unused=1)])[0].value == 18
+
+
+def test_a_function_with_open_keywords_gets_all_of_them(make: Make) -> None:
+    rewarder = make("def reward(**given): return sorted(given) == ['answer', 'completion', 'finish', 'prompt', 'x']")
+    assert rewarder.score([sample(x=1, prompt="of the row")])[0].value == 1.0
+
+
+def test_a_reward_file_may_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
+    (tmp_path / "near.py").write_text("import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2")
+    assert make("import near\ndef reward(): return near.value()").score([sample()])[0].value == 2
+    assert "hello" in capfd.readouterr().err
+
+
+BAD = """
+import ctypes, os, sys, time
+import numpy as np
+def reward(completion):
+    if completion == "raise":
+        raise ValueError("no such thing")
+    if completion == "nan": return float("nan")
+    if completion == "none": return None
+    if completion == "text": return "1.0"
+    if completion == "exit": os._exit(3)
+    if completion == "sys.exit": sys.exit("bye")
+    if completion == "segfault": ctypes.string_at(0)
+    if completion == "hang": time.sleep(1000)
+    if completion == "stdin": return len(sys.stdin.read())
+    if completion == "bool": return True
+    if completion == "numpy": return np.float32(0.5)
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("completion", "says"),
+    [
+        ("raise", "rewards.py:6: ValueError: no such thing"),
+        ("nan", "returned nan, not a finite number"),
+        ("none", "returned NoneType, not a number"),
+        ("text", "returned str, not a number"),
+        ("exit", "the reward process exited with 3"),
+        ("sys.exit", "rewards.py:11: SystemExit: bye"),
+        ("segfault", "the reward process died of SIGSEGV"),
+        ("hang", "no result within 1 s"),
+    ],
+)
+def test_a_bad_sample_fails_alone_and_says_why(completion: str, says: str, make: Make) -> None:
+    scores = make(BAD, timeout=1.0).score([sample("good"), sample(completion), sample("good")])
+    assert [score.value for score in scores] == [1.0, None, 1.0]
+    assert says in scores[1].error
+    assert scores[1].reward == 0.0
+
+
+@pytest.mark.parametrize(("completion", "value"), [("stdin", 0.0), ("bool", 1.0), ("numpy", 0.5)])
+def test_whatever_is_a_number_is_a_reward(completion: str, value: float, make: Make) -> None:
+    assert make(BAD).score([sample(completion)])[0].value == value
+
+
+def test_a_large_sample_passes(make: Make) -> None:
+    assert make("def reward(completion): return len(completion)").score([sample("x" * 3_000_000)])[0].value == 3e6
+
+
+def test_what_user_code_started_is_killed_with_it(make: Make) -> None:
+    source = "import subprocess\ndef reward():\n    subprocess.Popen(['sleep', '1000'])\n    return 1"
+    rewarder = make(source)
+    rewarder.score([sample()])
+    assert len(processes()) == 2
+    rewarder.close()
+    assert processes() == []
+
+
+def test_closing_ends_a_score_of_another_thread(make: Make) -> None:
+    rewarder = make("import time\ndef reward(): time.sleep(1000)", timeout=1000)
+    scores: list[Score] = []
+    thread = threading.Thread(target=lambda: scores.extend(rewarder.score([sample(), sample()])))
+    thread.start()
+    while not processes():
+        time.sleep(0.01)
+    rewarder.close()
+    thread.join(timeout=10)
+    assert [score.value for score in scores] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "says"),
+    [
+        ("def reward(): return 1", "rewrad", "has no function rewrad"),
+        ("x = 1\nimport not_there", "reward", "rewards.py:2: ModuleNotFoundError: No module named 'not_there'"),
+        ("def reward(:", "reward", "rewards.py:1: SyntaxError"),
+        ("reward = 3", "reward", "has no function reward"),
+        ("def reward(completion, /): return 1", "reward", "positional-only"),
+        ("import os; os._exit(4)", "reward", "the reward process exited with 4 while"),
+    ],
+)
+def test_a_function_that_can_not_be_loaded_is_told_with_file_and_line(
+    source: str, function: str, says: str, make: Make
+) -> None:
+    rewarder = make(source, function)
+    with pytest.raises(SpecError, match=says.replace("(", r"\(")) as refused:
+        rewarder.start()
+    assert refused.value.hint
+    assert says in rewarder.score([sample()])[0].error
+    assert processes() == []
+
+
+def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no file"):
+        Rewarder(RewardSpec(name="nowhere/rewards.py:reward"), tmp_path)
+
+
+def test_nothing_is_left_when_the_driver_is_killed_even_while_user_code_holds_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("import re\ndef reward(): re.match('(a+)+$', 'a' * 40 + 'b')")
+    driver = f"""
+from pathlib import Path
+from lorad.driver.rewards import Rewarder
+from lorad.rl.reward import RewardInput
+from lorad.specs import RewardSpec
+Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)!r})).score(
+    [RewardInput("", "", "", "stop")])
+"""
+    process = subprocess.Popen([sys.executable, "-c", driver], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while not (children := psutil.Process(process.pid).children()) or children[0].cpu_times().user < 0.3:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
