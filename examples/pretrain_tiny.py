@@ -27,11 +27,11 @@ CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 ROPE_THETA = 10000.0
-SEED = 20
-STEPS, BATCH = 300, 256
+SEED = 1
+STEPS, BATCH = 360, 256
 PEAK_LR, WARMUP, COOLDOWN = 3e-3, 50, 0.25
 NOISE = 0.70
-NOISE_KINDS = {"copy": 0.70, "shuffle": 0.15, "truncate": 0.07, "extend": 0.08}
+NOISE_KINDS = {"copy": 0.74, "shuffle": 0.13, "truncate": 0.06, "extend": 0.07}
 
 
 def main() -> None:

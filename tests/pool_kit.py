@@ -65,12 +65,14 @@ def running_pool(directory: Path, **changes: Any) -> Iterator[Running]:
 
     thread = threading.Thread(target=live)
     thread.start()
+    running = started.result(DEADLINE)
     try:
-        yield (running := started.result(DEADLINE))
+        yield running
+    finally:
         with running.connect() as connection:
             connection.call("shutdown", Nothing())
-    finally:
         thread.join(DEADLINE)
+        assert not thread.is_alive(), "the pool did not end"
 
 
 def until(condition: Callable[[], bool]) -> None:

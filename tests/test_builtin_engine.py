@@ -101,10 +101,11 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5])
         (Sampling(1, top_k=2), [0, 4]),
         (Sampling(1, top_p=0.6), [0, 4]),
         (Sampling(1, top_k=3, top_p=0.9), [0, 1, 4]),
+        (Sampling(1, top_k=2, top_p=0.55), [0]),  # 0.46 of all mass, but 0.62 of what top_k leaves
         (Sampling(1, top_p=1e-6), [0]),
         (Sampling(1, temperature=0.0), [0]),
     ],
-    ids=["plain", "cold", "top-k", "top-p", "top-k-then-top-p", "tiny-top-p", "greedy"],
+    ids=["plain", "cold", "top-k", "top-p", "top-k-then-top-p", "top-p-of-top-k", "tiny-top-p", "greedy"],
 )
 def test_tokens_follow_the_distribution_that_was_asked_for(sampling: Sampling, kept: list[int]) -> None:
     scaled = torch.log_softmax(LOGITS / (sampling.temperature or 1.0), -1)

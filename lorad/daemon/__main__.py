@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from lorad.daemon.run import run_daemon
 from lorad.errors import LoradError
 from lorad.paths import Home, default_home
 
 
 def main() -> int:
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # sqlite-utils loads it if it can: half of the start-up
+    from lorad.daemon.run import run_daemon
+
     try:
         run_daemon(Home(default_home()))
     except LoradError as error:

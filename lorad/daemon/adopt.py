@@ -9,6 +9,8 @@ from lorad.daemon.context import Context
 from lorad.daemon.handlers.remove import REMOVED, sweep_removed
 from lorad.daemon.pools import adopt_pools, look_at_process
 from lorad.daemon.processes import attempts_under
+from lorad.daemon.prune import sweep
+from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store import runs
 
@@ -32,6 +34,8 @@ def stop_strangers(ctx: Context) -> None:
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
     known = {(run["name"], run["attempt"]) for run in active}
     for directory in sorted(ctx.runs_root.iterdir()):
+        if directory.name not in {run for run, _ in known}:
+            sweep(RunDir(directory))
         for attempt in attempts_under(directory) if not directory.name.startswith(REMOVED) else []:
             if (directory.name, int(attempt.root.name)) in known:
                 continue

@@ -56,6 +56,7 @@ class Context:
     signalled: dict[Path, tuple[int, float]] = field(default_factory=dict)  # attempt -> signal, when
     not_before: dict[str, float] = field(default_factory=dict)  # run -> monotonic time of its restart
     pool_gone_since: dict[str, float] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)  # verb and run -> the error that was logged last
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 

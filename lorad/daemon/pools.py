@@ -21,6 +21,7 @@ from lorad.store import pools as rows
 
 log = logging.getLogger("lorad.daemon")
 ANSWER_SECONDS = 2.0
+FRESH_SECONDS = 0.5
 POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
 
@@ -92,6 +93,16 @@ def watch_pools(ctx: Context) -> None:
         if pool.process.phase == "alive" and is_due and not pool.is_polled:
             pool.is_polled = True
             ctx.spawn(ask_status(ctx, pool))
+
+
+async def refresh(ctx: Context) -> None:
+    """Ask all pools that are up, unless they said something just now."""
+    for pool in ctx.pools.values():
+        look_at_process(ctx, pool)
+    old = [
+        p for p in ctx.pools.values() if p.process.phase == "alive" and time.monotonic() - p.polled_at > FRESH_SECONDS
+    ]
+    await asyncio.gather(*(ask_status(ctx, pool) for pool in old))
 
 
 async def ask_status(ctx: Context, pool: Pool) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -26,6 +26,7 @@ def prune(ctx: Context, run: Row) -> None:
     """Delete what the spec's `checkpoint.keep` and `keep_versions` do not keep. Nothing while an attempt begins."""
     if run["state"] not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run["resume_step"] is not None:
         return
+    sweep(run_dir(run))
     kept = checkpoints(ctx.store, run["name"])[-spec_of(run).checkpoint.keep :]
     prune_checkpoints(ctx, run, kept)
     prune_versions(ctx, run, kept)
@@ -45,7 +46,7 @@ def prune_checkpoints(ctx: Context, run: Row, kept: list[Row]) -> None:
             continue
         if known.get(key, 0.0) is None:
             mark_deleted(ctx.store, run["name"], *key)
-        remove(path)
+        remove(ctx, path)
 
 
 def prune_versions(ctx: Context, run: Row, kept: list[Row]) -> None:
@@ -57,15 +58,15 @@ def prune_versions(ctx: Context, run: Row, kept: list[Row]) -> None:
     for row in rows[:-keep]:
         path = Path(row["path"])
         if row["version"] not in needed and not row["pinned"] and not row["aliases"] and path.is_dir():
-            remove(path)
+            remove(ctx, path)
 
 
-def remove(path: Path) -> None:
+def remove(ctx: Context, path: Path) -> None:
     """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
     log.info("deleting %s", path)
     doomed = path.with_name(f"{TEMPORARY}{path.name}-deleted")
     path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    ctx.spawn(asyncio.to_thread(discard, doomed))
 
 
 def sweep(directory: RunDir) -> None:

@@ -29,7 +29,7 @@ async def reconcile(ctx: Context) -> None:
     """Until the daemon closes."""
     told = events.last_id(ctx.store)
     while not ctx.closing:
-        pass_once(ctx)
+        guarded(pass_once, ctx)
         told = tell(ctx, told)
         await ctx.waker.wait(journals(ctx))
 
@@ -108,12 +108,16 @@ def each(ctx: Context, verb: Callable[[Context, Row], None], *states: RunState) 
         guarded(verb, ctx, run)
 
 
-def guarded(verb: Callable[..., None], *arguments: object) -> None:
+def guarded(verb: Callable[..., None], ctx: Context, *run: Row) -> None:
+    """Whatever goes wrong, the loop goes on and tries again; the log says so once."""
+    where = " ".join([verb.__name__, *(row["name"] for row in run)])
     try:
-        verb(*arguments)
-    except (LoradError, OSError, ValueError) as error:
-        where = next((argument["name"] for argument in arguments if isinstance(argument, dict)), "")
-        log.error("%s %s: %s", verb.__name__, where, error, exc_info=not isinstance(error, LoradError))
+        verb(ctx, *run)
+        ctx.troubles.pop(where, None)
+    except Exception as error:
+        if ctx.troubles.get(where) != repr(error):
+            log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
+        ctx.troubles[where] = repr(error)
 
 
 def tell(ctx: Context, told: int) -> int:

@@ -32,7 +32,7 @@ GOODBYE_SECONDS = 2.0
 
 
 def run_daemon(home: Home) -> None:
-    """Serve `home` until SIGTERM, SIGINT or `shutdown`. Raises Conflict when it has a daemon; SpecError (config.yaml)."""
+    """Serve `home` until SIGTERM, SIGINT or `shutdown`. Raises Conflict when it has a daemon, SpecError."""
     prepare(home)
     with lock(home):
         log_to(home.daemon_log)

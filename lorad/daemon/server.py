@@ -92,11 +92,7 @@ async def _body(request: web.Request) -> Any:
 
 def _caller(request: web.Request) -> Caller:
     """Who is at the other end. Raises NotAllowed for anybody but the daemon's user and root."""
-    connection = request.transport.get_extra_info("socket") if request.transport else None
-    if connection is None:
-        raise NotAllowed("the connection is gone", hint="Try again.")
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
-    uid = UCRED.unpack(data)[1]
+    uid = peer_uid(request)
     if uid not in (0, os.getuid()):
         raise NotAllowed(
             f"this daemon belongs to uid {os.getuid()}, you are uid {uid}",
@@ -107,6 +103,15 @@ def _caller(request: web.Request) -> Caller:
     except KeyError:
         name = str(uid)
     return Caller(uid, name)
+
+
+def peer_uid(request: web.Request) -> int:
+    """The user of the connecting process, as the kernel saw it connect."""
+    connection = request.transport.get_extra_info("socket") if request.transport else None
+    if connection is None:
+        raise NotAllowed("the connection is gone", hint="Try again.")
+    uid: int = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[1]
+    return uid
 
 
 def _json(result: Any) -> web.Response:

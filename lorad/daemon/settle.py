@@ -10,7 +10,7 @@ from lorad.daemon.context import Context, attempt_dir, run_dir, spec_of
 from lorad.daemon.facts import end_of, last_facts
 from lorad.daemon.pools import look_at_process
 from lorad.daemon.processes import ProcessState, log_tail
-from lorad.daemon.prune import prune, sweep
+from lorad.daemon.prune import prune
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Row
@@ -38,14 +38,14 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
             restart(ctx, run, reason)
     ctx.pool_gone_since.pop(name, None)
     ctx.signalled.pop(attempt_dir(run).root, None)
-    sweep(run_dir(run))
     prune(ctx, runs.get(ctx.store, name))
 
 
 def verdict(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, str]:
     """Why the attempt ended, and in words: what the driver said itself, else what was seen."""
     if end := end_of(last_facts(run_dir(run).journal, run["attempt"])):
-        return EndReason(end.reason), f"{end.detail}; {end.hint}" if end.hint else end.detail
+        known = end.reason in EndReason.__members__.values()
+        return EndReason(end.reason if known else "failed"), f"{end.detail}; {end.hint}" if end.hint else end.detail
     if run["wanted"] == "kill":
         return EndReason.KILLED, "killed on request"
     never_began = driver.phase == "vanished" and driver.pid is None

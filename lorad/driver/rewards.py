@@ -64,6 +64,8 @@ class Rewarder:
             return []
         self._stop()
         self._child = _Child()
+        if self._closed:  # by another thread, which may not have seen the child
+            self._child.signal()
         try:
             ready = self._child.ask(self._setup, Ready, START_LIMIT)
         except _Lost as lost:

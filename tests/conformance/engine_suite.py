@@ -80,7 +80,7 @@ class EngineSuite:
             source = AdapterSource(digest, adapter=adapter)
         else:
             directory = tmp_path / name
-            directory.mkdir()
+            directory.mkdir(parents=True)
             write_peft(adapter, directory, "base")
             source = AdapterSource(digest, directory=directory)
         loaded = await engine.load(name, source)
@@ -188,6 +188,7 @@ class EngineSuite:
         assert self.same(before, await engine.score("run@1", CANARY), engine)
         with pytest.raises(NotFound):
             await engine.score("run@2", CANARY)
+        await self.load(engine, "run@2", random_adapter(shapes, 2), tmp_path / "good")
 
     async def test_unload_waits_for_requests_in_flight(self, engine: Engine, shapes: Shapes, tmp_path: Path) -> None:
         await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, spec_of
 from lorad.daemon.place import obstacle, setup_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import ask_status, find_or_make, look_at_process, start_pool
@@ -21,40 +21,43 @@ from lorad.errors import Conflict, PoolLost
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generate, LoadVersion
 from lorad.protocol.connection import Connection
+from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
+from lorad.specs import Data, NonNegative, NonNegativeFloat, Positive
 from lorad.store import runs
 from lorad.store.db import Row
 
 POLL_SECONDS = 0.1
 
 
-class Wish(Struct, forbid_unknown_fields=True):
+class Wish(Struct, frozen=True, forbid_unknown_fields=True):
     """How to sample; the defaults are those of a quick look."""
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_new_tokens: int = 64
-    seed: int = 0
+    n: Annotated[int, Meta(ge=1, le=1024)] = 1
+    temperature: NonNegativeFloat = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    max_new_tokens: Positive = 64
+    seed: NonNegative = 0
     stop: list[str] = []
 
 
 class Body(Struct):
     version: str
     prompt: str
-    sampling: Wish
+    sampling: Wish = Wish()
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
     body = call.json(Body)
     version = find_version(ctx, body.version)
-    pool = pool_for(ctx, runs.get(ctx.store, version["run"]))
+    run = runs.get(ctx.store, version["run"])
+    pool, data = pool_for(ctx, run), spec_of(run).data
     pool.guests += 1
     try:
         await ready(ctx, pool)
-        completions = await asyncio.to_thread(ask, pool, version, body.prompt, body.sampling)
+        completions = await asyncio.to_thread(ask, pool, version, data, body)
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
         ctx.waker.poke()
@@ -95,17 +98,17 @@ async def ready(ctx: Context, pool: Pool) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def ask(pool: Pool, version: Row, text: str, wish: Wish) -> list[dict[str, Any]]:
+def ask(pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]]:
     """The completions, in order of their index; runs in a thread."""
-    tokenizer = Tokenizer(Path(pool.setup.model_path))
-    tokens = np.array(tokenizer.encode(text, special=True), np.int32)
+    tokenizer, wish = Tokenizer(Path(pool.setup.model_path)), body.sampling
+    tokens = np.array(tokenize(tokenizer, body.prompt, data), np.int32)
     prompts = [Prompt("prompt", tokens, np.arange(wish.seed, wish.seed + wish.n, dtype=np.uint64))]
     sampling = Sampling(
         max_new_tokens=wish.max_new_tokens,
         temperature=wish.temperature,
         top_p=wish.top_p,
         top_k=wish.top_k,
-        stop_token_ids=tuple(tokenizer.eos),
+        stop_token_ids=tuple(tokenizer.eos_ids),
         stop=tuple(wish.stop),
     )
     found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
@@ -117,3 +120,10 @@ def ask(pool: Pool, version: Row, text: str, wish: Wish) -> list[dict[str, Any]]
         found[chunk.index]["tokens"] += chunk.tokens.tolist()
         found[chunk.index]["finish"] = chunk.finish or found[chunk.index]["finish"]
     return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]
+
+
+def tokenize(tokenizer: Tokenizer, text: str, data: Data) -> list[int]:
+    """As the run's own prompts were: with the chat template, unless it trained on plain text."""
+    if data.chat_template == "auto" and data.train not in TASKS and tokenizer.has_chat_template:
+        return tokenizer.encode(tokenizer.chat([{"role": "user", "content": text}]))
+    return tokenizer.encode(text, special=True)

@@ -36,7 +36,7 @@ class BuiltinEngine(Engine):
 
     directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`.
     mix_calls: decode the samples of all calls in one batch, whatever their versions: more tokens per second, but
-    rounding then depends on what else is running. Off, equal calls give equal bits.
+    rounding then depends on what else is running. Off (the default on a CPU), equal calls give equal bits.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class BuiltinEngine(Engine):
         max_versions: int = 64,
         max_rows: int = 256,
         cache_bytes: int = 2 << 30,
-        mix_calls: bool = False,
+        mix_calls: bool | None = None,
     ) -> None:
         self._base, self._compute, self._directory = base, compute, directory
         self._versions = Versions(max_versions)
-        self._max_rows, self._cache_bytes, self._mix_calls = max_rows, cache_bytes, mix_calls
+        self._max_rows, self._cache_bytes = max_rows, cache_bytes
+        self._mix_calls = base.device.type != "cpu" if mix_calls is None else mix_calls
         self._shared: DecodeBatch | None = None
         self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
         self._calls: list[Call] = []

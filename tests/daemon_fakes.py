@@ -1,0 +1,181 @@
+"""Small stand-ins for a run's driver, a pool and the preflight, run as processes by the tests of the daemon.
+
+They do what `LORAD_HOME/behaviour.json` says: {"driver": {...}, "pool": {...}}; see `drive` and `serve`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lorad.adapters.directory import write_directory
+from lorad.errors import PoolLost
+from lorad.paths import RunDir
+from lorad.protocol import frames
+from lorad.protocol.calls import Answer, Call, Nothing, PoolInfo, PoolStatus
+from lorad.protocol.connection import Connection
+from lorad.protocol.journal import (
+    Attempt,
+    CheckpointFact,
+    EndFact,
+    JournalWriter,
+    StepFact,
+    VersionFact,
+    lineage,
+    read,
+)
+
+METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.02}
+
+
+def behaviour(of: str) -> dict[str, Any]:
+    path = Path(os.environ["LORAD_HOME"]) / "behaviour.json"
+    found: dict[str, Any] = json.loads(path.read_text()).get(of, {}) if path.exists() else {}
+    return found
+
+
+class Driver:
+    """Steps of `seconds` each; `crash_at`: exits with 3 at that step, `hang`, `deaf`: to its pool, to SIGTERM."""
+
+    def __init__(self, attempt_dir: Path) -> None:
+        self.params = json.loads((attempt_dir / "params.json").read_text())
+        self.run_dir = RunDir(Path(self.params["run_dir"]))
+        self.spec = json.loads(self.run_dir.spec.read_text())
+        self.how = behaviour("driver")
+        self.stopped = False
+        self.step = 0
+
+    def drive(self) -> None:
+        pool = connect(Path(self.params["pool_socket"]))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopped", not self.how.get("deaf")))
+        with JournalWriter(self.run_dir.journal, self.params["run"], self.params["attempt"]) as self.journal:
+            self.begin()
+            try:
+                reason = self.loop(pool)
+            except PoolLost as error:
+                reason = "lost"
+                print(error, flush=True)
+            self.journal.append("end", self.step, EndFact(reason, f"{self.step} steps"))
+
+    def begin(self) -> None:
+        facts = lineage([record for record, _ in read(self.run_dir.journal)])
+        wanted = self.params["resume_step"]
+        found = [f for f in facts if f.kind == "checkpoint" and (self.run_dir.root / f.data["path"]).exists()]
+        found = [f for f in found if wanted is None or f.step == wanted]
+        self.step = found[-1].step if found else 0
+        attempt = Attempt(os.getpid(), self.params["steps"], self.params["pool"], "", self.step if found else None, 1)
+        self.journal.append("attempt", self.step, attempt)
+        if facts:
+            self.journal.append("rewind", self.step, {"to": self.step if found else -1})
+
+    def loop(self, pool: Connection) -> str:
+        while self.step < self.params["steps"] and not self.stopped:
+            time.sleep(self.how.get("seconds", 0.02))
+            if not self.how.get("hang"):
+                pool.call("status", Nothing())
+            self.step += 1
+            if self.step == self.how.get("crash_at"):
+                print("the driver is out of luck", flush=True)
+                os._exit(3)
+            self.facts()
+        if self.step % self.spec["checkpoint"]["every"]:
+            self.checkpoint()
+        return "completed" if self.step >= self.params["steps"] else "stopped"
+
+    def facts(self) -> None:
+        samples = self.run_dir.samples / f"{self.step:06d}.jsonl"
+        samples.parent.mkdir(exist_ok=True)
+        samples.write_text("")
+        relative, empty = str(samples.relative_to(self.run_dir.root)), hashlib.sha256().hexdigest()
+        self.journal.append("step", self.step, StepFact(self.step, ["p"], self.step, relative, empty, METRICS))
+        write_directory(self.run_dir.version(self.number), lambda path: None)
+        version = VersionFact(self.number, "0" * 64, None, f"versions/{self.number:06d}", 1, 2.0, 0, "passed", "")
+        self.journal.append("version", self.step, version)
+        if self.step % self.spec["checkpoint"]["every"] == 0:
+            self.checkpoint()
+
+    @property
+    def number(self) -> int:
+        return int(self.params["attempt"]) * 1000 + self.step
+
+    def checkpoint(self) -> None:
+        final = self.run_dir.checkpoint(self.step, self.params["attempt"])
+        write_directory(final, lambda path: None)
+        fact = CheckpointFact(str(final.relative_to(self.run_dir.root)), self.number, 0)
+        self.journal.append("checkpoint", self.step, fact)
+
+
+def connect(path: Path) -> Connection:
+    while True:
+        with contextlib.suppress(PoolLost):
+            return Connection(path)
+        time.sleep(0.02)
+
+
+def serve(pool_dir: Path) -> None:
+    """Answers `status` and `shutdown`, a process for each connection; `crash`: exits with 1 instead."""
+    setup = json.loads((pool_dir / "pool.json").read_text())
+    if behaviour("pool").get("crash"):
+        sys.exit("the base does not fit into memory")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(setup["socket"])
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(setup["socket"])
+    listener.listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    parent = os.getpid()
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            answer(connection, setup, parent)
+            os._exit(0)
+        connection.close()
+
+
+def answer(connection: socket.socket, setup: dict[str, Any], parent: int) -> None:
+    def exactly(size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            data += (more := connection.recv(size - len(data)))
+            if not more:
+                os._exit(0)
+        return data
+
+    names = ("pool", "model", "model_path", "trainer", "engine", "mode", "device", "dtype", "threads")
+    about = {name: setup[name] for name in names}
+    info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={})
+    while True:
+        call = frames.decode(*frames.read(exactly), Call)
+        body = Nothing() if call.verb == "shutdown" else PoolStatus(info, [], [], 0.0, 0.0, 1, 1.0)
+        for part in frames.encode(Answer(call.id, "result", body)):
+            connection.sendall(part)
+        if call.verb == "shutdown":
+            os.kill(parent, signal.SIGTERM)
+
+
+def check() -> None:
+    spec = json.loads(sys.stdin.read())["spec"]
+    print("user code may print this")
+    if spec["lora"]["rank"] == 13:
+        error = {"kind": "SpecError", "message": "lora.rank: unlucky", "hint": "Take another."}
+        print(json.dumps({"ok": False, "error": error}))
+    else:
+        print(json.dumps({"ok": True, "facts": {"prompts": 1}}))
+
+
+if __name__ == "__main__":
+    match sys.argv[1]:
+        case "driver":
+            Driver(Path(sys.argv[2])).drive()
+        case "pool":
+            serve(Path(sys.argv[2]))
+        case "preflight":
+            check()

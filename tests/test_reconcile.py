@@ -1,0 +1,323 @@
+"""The reconcile loop with processes that are real and small."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lorad.config import Config
+from lorad.daemon.adopt import adopt
+from lorad.daemon.commands import Commands
+from lorad.daemon.context import Context, Patience, Request, attempt_dir
+from lorad.daemon.devices import Device
+from lorad.daemon.handlers.run import create, make_directory
+from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.processes import read_status
+from lorad.daemon.reconcile import reconcile
+from lorad.daemon.request import Caller
+from lorad.daemon.run import prepare, rest
+from lorad.paths import Home
+from lorad.specs import convert
+from lorad.states import Move
+from lorad.store import runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.db import Row, Store
+from lorad.store.metrics import steps
+
+FAKES = str(Path(__file__).with_name("daemon_fakes.py"))
+COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight")))
+QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
+
+
+def open_context(home: Path, **config: Any) -> Context:
+    world = Home(home)
+    prepare(world)
+    device = Device("cpu", "a CPU", 1 << 30)
+    store, journal = Store(world.database), DaemonJournal(world.journal)
+    return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
+
+
+@contextlib.asynccontextmanager
+async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
+    """A daemon without its socket; at the end it goes and leaves everything as it is."""
+    ctx = open_context(home, **config)
+    adopt(ctx)
+    loop = asyncio.create_task(reconcile(ctx))
+    try:
+        yield ctx
+    finally:
+        ctx.close()
+        await loop
+        await rest(ctx)
+        ctx.store.close()
+        ctx.journal.close()
+
+
+def behave(home: Path, **behaviour: Any) -> None:
+    (home / "behaviour.json").write_text(json.dumps(behaviour))
+
+
+def submit(ctx: Context, name: str, model: str = "/models/tiny", **sections: Any) -> None:
+    spec = convert(
+        {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
+    )
+    request = Request("/", "spec", [], model, "float32", 1000)
+    create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"))
+    ctx.waker.poke()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.02)
+    return value
+
+
+async def until_state(ctx: Context, name: str, state: str) -> Row:
+    row: Row = await until(lambda: (r := runs.get(ctx.store, name))["state"] == state and r)
+    return row
+
+
+def want(ctx: Context, name: str, what: str) -> None:
+    with ctx.store.write():
+        ctx.move(name, Move.STOP)
+        runs.set_fields(ctx.store, name, wanted=what)
+    ctx.waker.poke()
+
+
+def pid_of(ctx: Context, name: str) -> int:
+    status = read_status(attempt_dir(runs.get(ctx.store, name))) or {}
+    return int(status["pid"])
+
+
+async def test_a_queued_run_is_placed_runs_and_completes(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], row["step"], row["pool"]) == ("completed", 6, "tiny-1")
+        assert [step["step"] for step in steps(ctx.store, "a")] == [1, 2, 3, 4, 5, 6]
+        assert runs.attempts(ctx.store, "a")[0]["exit_code"] == 0
+
+
+async def test_a_second_run_waits_in_words_and_then_has_the_warm_pool(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        submit(ctx, "b")
+        waiting = await until(lambda: runs.get(ctx.store, "b")["waiting"])
+        assert waiting == "pool tiny-1 is busy with run a; starts when it ends"
+        row = await until_state(ctx, "b", "ended")
+        assert (row["reason"], row["waiting"], ctx.pools["tiny-1"].number) == ("completed", "", 1)
+
+
+async def test_priority_goes_before_age(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "first")
+        submit(ctx, "low")
+        submit(ctx, "high", resources={"priority": 5})
+        ends = [(await until_state(ctx, name, "ended"))["started_at"] for name in ("high", "low")]
+        assert ends[0] < ends[1]
+
+
+async def test_an_idle_pool_makes_room_for_another_base(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        submit(ctx, "b", model="/models/other")
+        row = await until_state(ctx, "b", "ended")
+        assert (row["reason"], row["pool"]) == ("completed", "other-1")
+        assert not ctx.pools["tiny-1"].process.is_up
+
+
+async def test_a_pool_that_cannot_start_fails_the_run_with_its_words(home: Path) -> None:
+    behave(home, pool={"crash": True})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        row = await until_state(ctx, "a", "ended")
+        assert row["reason"] == "failed"
+        assert "the base does not fit into memory" in row["detail"]
+
+
+async def test_pause_finishes_the_step_checkpoints_and_resumes(home: Path) -> None:
+    behave(home, driver={"seconds": 0.1})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until(lambda: runs.get(ctx.store, "a")["step"] >= 1)
+        want(ctx, "a", "pause")
+        paused = await until_state(ctx, "a", "paused")
+        assert [c["step"] for c in checkpoints(ctx.store, "a")][-1] == paused["step"] < 6
+        ctx.move("a", Move.RESUME)
+        ctx.waker.poke()
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], row["attempt"], row["step"]) == ("completed", 2, 6)
+        assert runs.attempts(ctx.store, "a")[1]["resumed_from"] == paused["step"]
+
+
+async def test_a_run_that_completes_before_its_pause_stays_completed(home: Path) -> None:
+    behave(home, driver={"deaf": True, "seconds": 0.1})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        want(ctx, "a", "pause")
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+
+
+async def test_kill_ends_a_run_that_does_not_listen(home: Path) -> None:
+    behave(home, driver={"deaf": True, "seconds": 30})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        want(ctx, "a", "kill")
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], runs.attempts(ctx.store, "a")[0]["signal"]) == ("killed", signal.SIGKILL)
+
+
+async def test_a_driver_killed_by_others_is_lost_and_says_how(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        os.kill(pid_of(ctx, "a"), signal.SIGKILL)
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], row["detail"]) == ("lost", "the driver was killed by SIGKILL")
+
+
+async def test_the_last_line_of_a_crashed_driver_is_kept(home: Path) -> None:
+    behave(home, driver={"crash_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        row = await until_state(ctx, "a", "ended")
+        assert row["detail"] == "the driver exited with code 3; its log ends: the driver is out of luck"
+
+
+async def test_a_failing_run_is_restarted_until_it_gets_no_further(home: Path) -> None:
+    behave(home, driver={"crash_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources={"restart": "on-failure"})
+        row = await until(lambda: (r := runs.get(ctx.store, "a"))["state"] == "ended" and r)
+        assert (row["reason"], row["attempt"]) == ("lost", 4)
+        assert "3 attempts got no further" in row["detail"]
+
+
+async def test_a_restart_goes_on_from_the_checkpoint(home: Path) -> None:
+    behave(home, driver={"crash_at": 5})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources={"restart": "on-failure"})
+        await until(lambda: runs.get(ctx.store, "a")["attempt"] == 2)
+        behave(home)
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], [s["step"] for s in steps(ctx.store, "a")]) == ("completed", [1, 2, 3, 4, 5, 6])
+
+
+async def test_a_run_whose_pool_dies_is_lost_and_the_next_one_gets_a_new_pool(home: Path) -> None:
+    behave(home, driver={"seconds": 0.1})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "lost"
+        ctx.move("a", Move.RESUME)
+        ctx.waker.poke()
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert ctx.pools["tiny-1"].number == 2
+
+
+async def test_a_driver_that_misses_that_its_pool_is_gone_is_killed(home: Path) -> None:
+    behave(home, driver={"hang": True, "seconds": 0.3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", trainer={"steps": 1000})
+        await until_state(ctx, "a", "running")
+        ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], "pool tiny-1 was killed by SIGKILL" in row["detail"]) == ("lost", True)
+
+
+async def test_a_new_daemon_adopts_what_the_old_one_left(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        before = pid_of(ctx, "a"), ctx.pools["tiny-1"].process.pid
+    async with reconciling(home) as ctx:
+        assert (pid_of(ctx, "a"), ctx.pools["tiny-1"].process.pid) == before
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], row["attempt"], runs.attempts(ctx.store, "a")[0]["exit_code"]) == ("completed", 1, 0)
+
+
+async def test_a_run_that_ended_without_a_daemon_is_known_to_the_next(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        attempt = attempt_dir(runs.get(ctx.store, "a"))
+    await until(lambda: (read_status(attempt) or {})["exit_code"] == 0)
+    async with reconciling(home) as ctx:
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+
+
+async def test_a_daemon_that_died_between_row_and_process_starts_it_once(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a")
+    from lorad.daemon.place import place_runs
+
+    place_runs(ctx)
+    assert runs.get(ctx.store, "a")["state"] == "starting"
+    ctx.store.close()
+    ctx.journal.close()
+    async with reconciling(home) as ctx:
+        row = await until_state(ctx, "a", "ended")
+        assert (row["reason"], row["attempt"]) == ("completed", 1)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_only_the_newest_checkpoints_and_versions_stay(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", trainer={"steps": 10}, checkpoint={"every": 2, "keep": 2, "keep_versions": 1})
+        await until_state(ctx, "a", "ended")
+        directory = ctx.home.run("a")
+        await until(lambda: names(directory.checkpoints) == ["000008-a1", "000010-a1"])
+        await until(lambda: names(directory.versions) == ["001008", "001010"])
+        assert [c["step"] for c in checkpoints(ctx.store, "a")] == [8, 10]
+
+
+async def test_an_idle_pool_is_shut_down(home: Path) -> None:
+    async with reconciling(home, idle_timeout=0.0) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        await until(lambda: ctx.pools["tiny-1"].process.phase == "exited")
+
+
+async def test_moves_are_in_the_daemons_journal(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "ended")
+    facts = [json.loads(line) for line in (home / "journal.jsonl").read_text().splitlines()]
+    assert [fact.get("move", fact["kind"]) for fact in facts] == ["created", "place", "confirm", "end"]
+
+
+@pytest.mark.parametrize("wanted", ["pause", "stop"])
+async def test_a_stop_before_the_first_record_loses_nothing(home: Path, wanted: str) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "starting")
+        want(ctx, "a", wanted)
+        row = await until(lambda: (r := runs.get(ctx.store, "a"))["state"] in ("paused", "ended") and r)
+        assert (row["state"], row["reason"]) == {"pause": ("paused", None), "stop": ("ended", "stopped")}[wanted]
+
+
+def test_a_request_survives_its_file(home: Path) -> None:
+    request = Request("/", "spec", ["a=1"], "/m", "float32", 1)
+    assert msgspec.json.decode(msgspec.json.encode(request), type=Request) == request
