@@ -29,12 +29,13 @@ def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
 
 
 def _watch(client: Client, name: str, view: Silent) -> Json:
-    step, attempt = 0, 0
+    step, attempt = None, 0
     while True:
         try:
             run = client.show(name)
-            if run["attempt"] != attempt:
-                attempt, step = run["attempt"], min(step, run["step"])
+            if step is None or run["attempt"] != attempt:  # what an earlier attempt did is not told again
+                attempt, step = run["attempt"], run["step"]
+            step = min(step, run["step"])
             steps = client.steps(name, after=step)
         except DaemonUnreachable:
             start(client)

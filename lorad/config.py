@@ -36,6 +36,4 @@ def load(path: Path) -> Config:
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config)
     except (msgspec.ValidationError, yaml.YAMLError) as error:
-        raise SpecError(
-            f"{path}: {error}", hint="Mend or remove that key; README lists them all."
-        ) from None
+        raise SpecError(f"{path}: {error}", hint="Mend or remove that key; README lists them all.") from None

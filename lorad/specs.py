@@ -26,14 +26,14 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A section of the spec."""
 
 
-class Model(Part):
+class Model(Part, frozen=True):
     """`path`: `builtin:tiny`, a local Hugging Face directory, or a hub id."""
 
     path: str = "builtin:tiny"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
-class Lora(Part):
+class Lora(Part, frozen=True):
     """The adapter: scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023)."""
 
     rank: Positive = 16
@@ -51,14 +51,14 @@ class Lora(Part):
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
-class Kl(Part):
+class Kl(Part, frozen=True):
     """Penalty towards the base (adapter off); estimators k1, k2, k3 of Schulman, "Approximating KL divergence"."""
 
     coef: NonNegativeFloat = 0.0
     type: Literal["k1", "k2", "k3"] = "k3"
 
 
-class Algorithm(Part):
+class Algorithm(Part, frozen=True):
     """GRPO (Shao et al., 2024, DeepSeekMath) with its usual switches."""
 
     name: Literal["grpo"] = "grpo"
@@ -73,7 +73,7 @@ class Algorithm(Part):
     importance_cap: PositiveFloat | None = None  # truncated importance sampling against the engine; None: off
 
 
-class Data(Part):
+class Data(Part, frozen=True):
     """Where prompts come from: a builtin task, a JSONL or Parquet file, or a hub dataset."""
 
     train: str = "sort"
@@ -87,7 +87,7 @@ class Data(Part):
     shuffle: bool = True
 
 
-class RewardSpec(Part):
+class RewardSpec(Part, frozen=True):
     """`name` is a builtin (`exact_match`, `gsm8k`, `regex`) or `path/to/module.py:function`."""
 
     name: str = "exact_match"
@@ -96,7 +96,7 @@ class RewardSpec(Part):
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 1.0  # a step whose share of failed samples reaches this fails
 
 
-class Trainer(Part):
+class Trainer(Part, frozen=True):
     """Optimizer and parallelism. AdamW (Loshchilov & Hutter, 2019)."""
 
     backend: str = "builtin"
@@ -116,7 +116,7 @@ class Trainer(Part):
     dp: Positive = 1
 
 
-class Rollout(Part):
+class Rollout(Part, frozen=True):
     """How completions are sampled."""
 
     backend: str = "builtin"
@@ -128,14 +128,14 @@ class Rollout(Part):
     engine_args: dict[str, Any] = {}
 
 
-class Eval(Part):
+class Eval(Part, frozen=True):
     """Greedy evaluation on held-out problems, before training, every `every` steps and at the end (0: never)."""
 
     every: NonNegative = 10
     problems: Positive = 256
 
 
-class Checkpoint(Part):
+class Checkpoint(Part, frozen=True):
     """A checkpoint every `every` steps and at the end; the newest `keep` stay."""
 
     every: Positive = 10
@@ -143,7 +143,7 @@ class Checkpoint(Part):
     keep_versions: NonNegative = 64  # files of the newest versions that stay though nothing refers to them; 0: all
 
 
-class Pool(Part):
+class Pool(Part, frozen=True):
     """How trainer and engine share devices."""
 
     mode: Literal["auto", "fused"] = "auto"
@@ -151,7 +151,7 @@ class Pool(Part):
     threads: Positive | None = None  # compute threads on the CPU; None: chosen from the model's size
 
 
-class Resources(Part):
+class Resources(Part, frozen=True):
     """What the run needs and how it is treated."""
 
     devices: Annotated[int, Meta(ge=1, le=1)] = 1
@@ -159,14 +159,14 @@ class Resources(Part):
     restart: Literal["never", "on-failure"] = "never"
 
 
-class Attest(Part):
+class Attest(Part, frozen=True):
     """How a load is attested."""
 
     canaries: Annotated[int, Meta(ge=4, le=256)] = 8
     tokens: Annotated[int, Meta(ge=8, le=256)] = 24
 
 
-class Spec(Part):
+class Spec(Part, frozen=True):
     """One run, as the user wants it."""
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None

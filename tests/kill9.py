@@ -10,6 +10,7 @@ and the final digest with those of a run that nobody disturbed. Prints its table
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -24,7 +25,6 @@ from typing import Any
 from lorad.cli.launch import connected
 from lorad.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, LoradError
-from lorad.paths import Home
 
 SPEC = """
 name: victim
@@ -84,10 +84,8 @@ def everybody(root: Path) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def facts(client: Client) -> dict[str, Any]:
@@ -103,6 +101,11 @@ def facts(client: Client) -> dict[str, Any]:
         "evals": [(e["step"], e["score"]) for e in client.evals("victim")],
         "digest": client.adapters("victim")[-1]["sha256"],
     }
+
+
+def batch(client: Client, step: int) -> list[tuple[str, str]]:
+    """The prompts of a step, and what was sampled."""
+    return [(sample["prompt_id"], sample["completion"]) for sample in client.samples("victim", step=step)]
 
 
 def undisturbed() -> tuple[dict[str, Any], float]:
@@ -142,16 +145,16 @@ def finish(client: Client, *, resume: bool = True) -> int:
 
 
 def disturbed(chance: random.Random, usual: float) -> tuple[dict[str, Any], str]:
-    """One round: kill one to three times, at instants spread over a run's usual time."""
+    """One round: kill one to three times, at instants spread over the life of an attempt."""
     world = World(fresh_home())
     try:
         world.start()
         told = []
         for _ in range(chance.randint(1, 3)):
-            time.sleep(chance.uniform(0.0, usual * 0.6))
-            victims = chance.choice(VICTIMS)
-            told.append(strike(world, victims))
-            if chance.random() < 0.5:
+            wait_for_driver(world)
+            time.sleep(chance.uniform(0.0, usual))
+            told.append(strike(world, chance.choice(VICTIMS)))
+            if chance.random() < 0.7:
                 revive(world)
         resumed = finish(world.client)
         return facts(world.client), f"killed {'; '.join(told)}; resumed {resumed}x"
@@ -159,25 +162,34 @@ def disturbed(chance: random.Random, usual: float) -> tuple[dict[str, Any], str]
         world.close()
 
 
+def wait_for_driver(world: World, patience: float = 20.0) -> None:
+    """Until the run has a driver, or is over, or does not get one."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        with contextlib.suppress(LoradError):
+            run = connected().show("victim")
+            if run["state"] in ("ended", "paused") or any(p["role"] == "driver" for p in run["processes"]):
+                return
+        time.sleep(0.02)
+
+
 def strike(world: World, victims: tuple[str, ...]) -> str:
+    """Kill those of `victims` that live; who it was, and at which step."""
     try:
-        pids = world.pids()
-        step = world.client.show("victim")["step"]
-    except (LoradError, DaemonUnreachable):
+        pids, step = world.pids(), world.client.show("victim")["step"]
+    except LoradError:
         connected()
         return "nobody (the daemon was gone)"
-    for victim in victims:
-        if victim in pids:
-            kill(pids[victim])
-    return f"{'+'.join(v for v in victims if v in pids) or 'nobody'} at step {step}"
+    found = [victim for victim in victims if victim in pids]
+    for victim in found:
+        kill(pids[victim])
+    return f"{'+'.join(found) or 'nobody'} at step {step}"
 
 
 def revive(world: World) -> None:
     """Resume at once, as a hurried user would."""
-    try:
+    with contextlib.suppress(LoradError):
         connected().resume("victim")
-    except LoradError:
-        pass
 
 
 def main() -> int:

@@ -59,21 +59,21 @@ def test_a_fault_in_what_is_served_is_found(fault: str, lr: float, tmp_path: Pat
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-5])
 def test_a_stale_version_is_found_when_a_step_is_small_beside_all_before_it(lr: float, tmp_path: Path) -> None:
-    with opened_pool(tmp_path, "ServesPreviousLate") as connection:
-        with pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version"):
-            publish_until(connection, tmp_path, 24, lr)
+    expected = pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version")
+    with opened_pool(tmp_path, "ServesPreviousLate") as connection, expected:
+        publish_until(connection, tmp_path, 24, lr)
 
 
 def test_a_doubled_scale_is_named(tmp_path: Path) -> None:
-    with opened_pool(tmp_path, "DoublesScale") as connection:
-        with pytest.raises(AttestationFailed, match="twice its scale"):
-            publish_until(connection, tmp_path, 2, lr=1e-5)
+    expected = pytest.raises(AttestationFailed, match="twice its scale")
+    with opened_pool(tmp_path, "DoublesScale") as connection, expected:
+        publish_until(connection, tmp_path, 2, lr=1e-5)
 
 
 def test_an_engine_that_got_other_bytes_is_found(tmp_path: Path) -> None:
-    with opened_pool(tmp_path, "SaysWhatItGot") as connection:
-        with pytest.raises(AttestationFailed, match="the engine received sha256"):
-            publish(connection, tmp_path, 0)
+    expected = pytest.raises(AttestationFailed, match="the engine received sha256")
+    with opened_pool(tmp_path, "SaysWhatItGot") as connection, expected:
+        publish(connection, tmp_path, 0)
 
 
 def test_an_engine_with_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:

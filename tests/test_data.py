@@ -177,6 +177,7 @@ def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
     ("line", "says"),
     [
         ("{oops\n", "train.jsonl:3: not JSON"),
+        ('{"prompt": "\\ud800"}\n', "train.jsonl:3: not JSON"),
         ("[1]\n", "train.jsonl:3: not a JSON object"),
         ({"question": 1, "answer": ""}, "train.jsonl:3: the key 'prompt' is missing; there is question, answer"),
         ({"prompt": None, "answer": ""}, "train.jsonl:3: the key 'prompt' is null"),

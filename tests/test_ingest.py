@@ -175,6 +175,20 @@ def test_a_rescan_keeps_what_only_the_daemon_knows(store: Store, path: Path) -> 
     assert [(row["pinned"], row["lineage"]) for row in versions.versions(store)] == [(True, True), (True, True)]
 
 
+def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count(store: Store, path: Path) -> None:
+    with JournalWriter(path, "sorter", 1) as writer:
+        version(writer, 1, 1)
+        version(writer, 2, 2)
+    ingest(store, "sorter", path)
+    with store.write() as connection:
+        connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 2, 0)")
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    ingest(store, "sorter", path)
+    found = [(row["version"], row["lineage"], row["aliases"]) for row in versions.versions(store)]
+    assert found == [(1, True, []), (2, False, ["bot"])]
+    assert runs.get(store, "sorter")["version"] == 1
+
+
 def test_a_doubled_record_counts_once(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import sqlite3
 import subprocess
@@ -147,6 +148,17 @@ def test_an_upgrade_that_fails_half_way_changes_nothing(path: Path, monkeypatch:
     store = Store(path)
     assert store.schema == KNOWN[-1]
     assert {"colour", "broken"} & new_run(store).keys() == set()
+    store.close()
+
+
+def test_a_schema_is_made_under_the_lock_that_others_wait_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def m9998_asks_for_the_lock(_: Database) -> None:
+        with path.with_name("lorad.db.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setattr("lorad.store.db.MIGRATIONS", extended(m9998_asks_for_the_lock))
+    store = Store(path)
+    assert store.schema == "m9998_asks_for_the_lock"
     store.close()
 
 

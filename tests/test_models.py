@@ -22,7 +22,6 @@ from lorad.models.lora import FrozenLora, MixedLora
 from lorad.models.qwen3 import hidden, logits
 
 # PEFT reads a property that transformers has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 CPU = torch.device("cpu")
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

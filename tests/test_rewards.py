@@ -177,9 +177,10 @@ def test_what_user_code_started_is_killed_with_it(make: Make) -> None:
     source = "import subprocess\ndef reward():\n    subprocess.Popen(['sleep', '1000'])\n    return 1"
     rewarder = make(source)
     rewarder.score([sample()])
-    assert len(processes()) == 2
+    started = processes()
+    assert len(started) == 2
     rewarder.close()
-    assert processes() == []
+    assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
 def test_closing_ends_a_score_of_another_thread(make: Make) -> None:

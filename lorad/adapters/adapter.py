@@ -6,6 +6,7 @@ without PEFT's `base_model.model.` prefix, whatever backend trained them.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 from collections.abc import Mapping
 
@@ -43,7 +44,7 @@ class Adapter(Struct, frozen=True):
     def bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
 
-    def serialized(self) -> bytes:
+    def serialized(self) -> builtins.bytes:
         """The bytes of `adapter_model.safetensors`, keys with PEFT's prefix: equal tensors give equal bytes."""
         tensors = {PEFT_PREFIX + name: self.tensors[name] for name in sorted(self.tensors)}
         return save(tensors, metadata={"format": "pt"})

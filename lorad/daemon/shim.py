@@ -60,7 +60,10 @@ def live(root: str, command: dict[str, Any]) -> int:
     os.close(gate)
     status = born(child)
     fd = write_status(root, status)
-    os.write(opened, b"!")
+    try:  # noqa: SIM105
+        os.write(opened, b"!")
+    except BrokenPipeError:
+        pass  # a signal ended the child before its program began
     os.close(opened)
     code = wait(child)
     status.update(died(code))

@@ -96,7 +96,7 @@ def preflight(
     check_memory(needed, free, device)
     tokenizer = Tokenizer(directory)
     data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
-    held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd)
+    held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     check_reward(spec, data, cwd)
     return Preflight(
         model_path=str(directory),

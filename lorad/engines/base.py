@@ -46,7 +46,7 @@ class AdapterSource(Struct, frozen=True):
 
 
 class LoadedVersion(Struct, frozen=True):
-    """A version that the engine holds. `digest` is computed from what the engine received, not copied from the caller."""
+    """A version that the engine holds. `digest`: of what the engine received, not copied from the caller."""
 
     name: str
     digest: str

@@ -52,7 +52,7 @@ class _Source:
                 f"{self.files[name]}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}",
                 hint="the weights and config.json belong to different models",
             )
-        return tensor.to(device=self.device, dtype=self.dtype).contiguous()
+        return tensor.to(device=self.device, dtype=self.dtype, copy=True)  # never a view of the mapped file
 
 
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:

@@ -46,7 +46,7 @@ class Fence:
         return self.phase if self.phase != IDLE or not self._streams else "generate"
 
     async def once(self, call: Call, work: Work) -> Any:
-        """The outcome of a mutating call: done now, under way or recorded. Raises Fenced, Conflict, what `work` does."""
+        """Outcome of a mutating call: done now, under way or recorded. Raises Fenced, Conflict, or what `work` does."""
         self._admit(call)
         reply = self._replies.get(call.seq)
         if reply is None:

@@ -29,6 +29,7 @@ class VersionFiles:
         """Begin to write; returns at once."""
         put = partial(write_peft, adapter, base_model=self._base_model)
         future = self._thread.submit(write_directory, directory, put, facts)
+        future.add_done_callback(partial(_log_failure, directory))
         self._pending.setdefault(run, []).append(future)
 
     def check(self, run: str) -> None:
@@ -45,11 +46,9 @@ class VersionFiles:
         self.check(run)
 
     async def forget(self, run: str) -> None:
-        """Wait until nothing is being written for `run`; failures go to the log, a later attempt has none."""
+        """Wait until nothing is being written for `run`; a later attempt does not hear of failures."""
         await self._written(run)
-        for future in self._pending.pop(run, []):
-            if (error := future.exception()) is not None:
-                log.error("files of a version of %s were not written: %s", run, error)
+        self._pending.pop(run, None)
 
     def close(self) -> None:
         """Write what is pending, then end the thread."""
@@ -58,3 +57,8 @@ class VersionFiles:
     async def _written(self, run: str) -> None:
         if futures := list(self._pending.get(run, [])):
             await asyncio.to_thread(wait, futures)
+
+
+def _log_failure(directory: Path, future: Future[Any]) -> None:
+    if (error := future.exception()) is not None:
+        log.error("the version for %s was not written: %s", directory, error)

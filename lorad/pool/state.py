@@ -56,5 +56,6 @@ class Pool:
         """Finish what changes slots, write what is pending, end the engine."""
         for fence in self.fences.values():
             await fence.settle()
+        await self.loaded.settle()
         await asyncio.to_thread(self.files.close)
         await self.engine.close()

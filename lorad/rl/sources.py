@@ -45,6 +45,8 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             where = f"{path}:{number}"
             try:
                 values = json.loads(line)
+                if b"\\u" in line:  # half a surrogate pair is JSON but no text
+                    json.dumps(values, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 raise SpecError(
                     f"{where}: not JSON: {error}", hint="Each line is one JSON object, in UTF-8."

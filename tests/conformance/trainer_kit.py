@@ -1,8 +1,7 @@
 """What the trainer suites share: a model, batches, slots, and the fixtures that a backend gives.
 
 Gradients are not part of the protocol: they are seen through their norm and through the step of an optimizer whose
-`eps` dwarfs them (`PLAIN`), which at the rate `PLAIN.eps`
-moves each weight by its gradient.
+`eps` dwarfs them: with `PLAIN` at the rate `PLAIN.eps` a step subtracts the gradient.
 """
 
 from __future__ import annotations

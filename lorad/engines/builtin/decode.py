@@ -43,7 +43,8 @@ class DecodeBatch:
         self.tokens = torch.zeros(0, dtype=torch.int64)  # to be fed next
         self.choice = Choice(np.zeros(0, np.uint64), [], base.device)
         self.cache = KVCache(base, 0, 0)
-        self.mixed: LoraApply | None = None
+        self.mixed: LoraApply | None = None  # the adapter of all rows together
+        self.bound = True  # whether `mixed` is of the present rows
         self.reported = 0.0
 
     def join(self, call: Call) -> None:
@@ -156,10 +157,12 @@ class DecodeBatch:
             self.cache, self.choice, self.tokens = cache, choice, tokens
         self.lengths = np.concatenate([self.lengths, np.array(lengths, np.int64)])
         self.samples = self.samples + samples
-        self._bind()
+        self.bound = False
 
     def _step(self) -> None:
         """Feed one token per row, sample the next, let ended rows leave."""
+        if not self.bound:
+            self._bind()
         span = int(self.lengths.max()) + 1
         if span > self.cache.length:
             self.cache.grow(max(span + ROOM, span * 5 // 4))
@@ -193,10 +196,11 @@ class DecodeBatch:
         self.lengths = self.lengths[rows.numpy()]
         self.samples = [self.samples[row] for row in order]
         self.loras = [self.loras[row] for row in order]
-        self._bind()
+        self.bound = False
 
     def _bind(self) -> None:
         """One adapter for all rows, or a mix of them."""
+        self.bound = True
         distinct = list(dict.fromkeys(self.loras))
         if len(distinct) < 2:
             self.mixed = distinct[0] if distinct else None

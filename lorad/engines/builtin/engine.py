@@ -19,7 +19,7 @@ from lorad.engines.builtin.calls import Call, Decoder
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.scoring import completion_logprobs, micro_batches
 from lorad.engines.builtin.versions import Held, Versions
-from lorad.errors import AdapterRefused, Conflict
+from lorad.errors import AdapterRefused, Conflict, SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
@@ -94,8 +94,9 @@ class BuiltinEngine(Engine):
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
         self._check(prompts, sampling)
+        decoder = await self._decoder_for(sampling)
         with self._versions.use(version) as held:
-            call = Call(request, version, held.lora, prompts, sampling, self._decoder_for(sampling))
+            call = Call(request, version, held.lora, prompts, sampling, decoder)
             self._calls.append(call)
             try:
                 await self._start(call)
@@ -122,9 +123,13 @@ class BuiltinEngine(Engine):
                     f"{config.max_position_embeddings}, the positions of the model"
                 )
 
-    def _decoder_for(self, sampling: Sampling) -> Decoder | None:
+    async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
+        """The model's tokenizer, read when stop strings first need it."""
         if sampling.stop and self._decoder is None:
-            self._decoder = Tokenizer.from_file(str(self._directory / "tokenizer.json"))
+            path = self._directory / "tokenizer.json"
+            if not path.is_file():
+                raise SpecError(f"{path} is missing, so stop strings cannot be found", hint="use stop_token_ids")
+            self._decoder = await asyncio.to_thread(Tokenizer.from_file, str(path))
         return self._decoder
 
     async def _start(self, call: Call) -> None:

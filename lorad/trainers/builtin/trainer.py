@@ -19,7 +19,8 @@ from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Ints, pack, plan
 from lorad.trainers.builtin.slot import Slot
 
-TOKENS_PER_MICROBATCH = SlotSpec.__struct_defaults__[-1]
+TOKENS_PER_MICROBATCH = 16384
+"""For log-probabilities of the base, which belong to no slot."""
 
 
 class BuiltinTrainer(Trainer):

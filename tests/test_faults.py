@@ -1,0 +1,101 @@
+"""What goes wrong in a run, seen from outside: it stops with its reason, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.world import REPOSITORY, SMALL, World, world
+
+REWARDS = """
+import time
+
+def forever(completion, **_):
+    if completion[:1] in "01234":
+        while True:
+            pass
+    return 1.0
+
+def sometimes(completion, answer, **_):
+    if completion != answer:
+        raise ValueError("no such answer")
+    return 1.0
+
+def never(**_):
+    raise RuntimeError("not today")
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as it:
+        (it.root / "rewards.py").write_text(REWARDS)
+        yield it
+
+
+@pytest.mark.parametrize("engine", ["ServesBase", "ServesPrevious"])
+def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
+    with world() as made:
+        made.home.root.mkdir()
+        made.home.config.write_text(
+            f"backends: {{odd: {{engine: 'tests.faulty_engines:{engine}', pythonpath: '{REPOSITORY}'}}}}"
+        )
+        run = made.run("odd", "rollout.backend=odd", expect=1)
+        assert (run["state"], run["reason"]) == ("ended", "attestation_failed")
+        last_good = made.client.adapters("odd")[-1]["version"]
+        assert {s["version"] for s in made.client.steps("odd")} <= set(range(last_good + 1))
+        assert run["step"] == last_good == 1  # the third load is the faulty one: version 2 never became current
+
+
+def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
+    reward = "reward={name: 'rewards.py:forever', timeout: 0.2}"
+    run = made.run("forever", reward, "trainer.steps=1", "data.prompts_per_step=2", "algorithm.group_size=2")
+    assert run["reason"] == "completed"
+    samples = made.client.samples("forever", step=1)
+    assert [s["reward"] for s in samples if s["error"]] == [0.0] * sum(bool(s["error"]) for s in samples)
+
+
+def test_reward_that_raises_is_counted_and_shown(made: World) -> None:
+    made.run("sometimes", "reward=rewards.py:sometimes", "trainer.steps=1")
+    step = made.client.steps("sometimes")[0]
+    errors = [s["error"] for s in made.client.samples("sometimes", step=1) if s["error"]]
+    assert step["metrics"]["failed_rewards"] == len(errors) > 0
+    assert "no such answer" in errors[0]
+
+
+def test_reward_that_fails_on_a_whole_step_ends_the_run_with_its_reason(made: World) -> None:
+    run = made.run("never", "reward=rewards.py:never", expect=1)
+    assert run["reason"] == "failed" and "not today" in run["detail"]
+
+
+def test_unwritable_checkpoints_end_the_run_and_keep_the_last_good_one(made: World) -> None:
+    made.run("blocked", "trainer.steps=2")
+    directory = Path(made.client.show("blocked")["directory"])
+    kept = directory / "checkpoints"
+    kept.rename(directory / "aside")
+    kept.symlink_to("/proc/self/nowhere")  # whatever the mode and the user: nothing can be made in there
+    error = made.lorad("resume", "blocked", "--steps", "4", "--wait", expect=1).stderr
+    assert "checkpoint" in error
+    kept.unlink()
+    (directory / "aside").rename(kept)
+    made.lorad("resume", "blocked", "--steps", "4", "--wait")
+    assert made.client.show("blocked")["reason"] == "completed"
+
+
+def test_gsm8k_goes_through_the_whole_loop(made: World) -> None:
+    rows = REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
+    source = str(rows) if rows.exists() else str(few_problems(made))
+    overrides = (f"data={{train: '{source}', prompt_key: question, prompts_per_step: 4, max_prompt_tokens: 400}}",)
+    run = made.run("gsm8k", *overrides, "reward=gsm8k", "trainer.steps=2", "rollout.max_new_tokens=24", text=SMALL)
+    assert run["reason"] == "completed" and run["step"] == 2
+    sample = made.client.samples("gsm8k", step=2)[0]
+    assert "####" in sample["answer"] and len(sample["prompt"]) > 40
+
+
+def few_problems(made: World) -> Path:
+    path = made.root / "problems.jsonl"
+    line = '{{"question": "Ann has {0} apples and buys {0} more. How many apples has she?", "answer": "#### {1}"}}\n'
+    path.write_text("".join(line.format(n, 2 * n) for n in range(2, 30)))
+    return path

@@ -1,0 +1,227 @@
+"""The pool as its runs see it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lorad.adapters.directory import commit, read_manifest, verify
+from lorad.adapters.peft import WEIGHTS
+from lorad.errors import AdapterRefused, AttestationFailed, Conflict, IntegrityError, LoradError, StorageError
+from lorad.protocol.calls import (
+    Closed,
+    Nothing,
+    Open,
+    OptimStep,
+    PoolInfo,
+    Save,
+)
+from lorad.protocol.connection import Connection
+from tests.pool_kit import (
+    DEADLINE,
+    OPEN,
+    Running,
+    batch,
+    generate,
+    learn,
+    publish,
+    running_pool,
+    texts,
+    until,
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_pool(tmp_path_factory.mktemp("pool")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, running: Running) -> Iterator[Connection]:
+    """A run of this test's own, with an open slot."""
+    with running.connect(request.node.originalname[5:60].replace("_", "-")) as connection:
+        connection.call("open", OPEN)
+        yield connection
+
+
+def directory_of(root: Path, run: Connection, number: int) -> Path:
+    return root / run.run / "versions" / f"{number:06d}"
+
+
+def checkpoint(connection: Connection, final: Path) -> Path:
+    temporary = final.with_name(f".tmp-{final.name}")
+    temporary.mkdir(parents=True)
+    connection.call("save", Save(str(temporary)))
+    commit(temporary, final)
+    return final
+
+
+def test_a_published_version_is_attested_served_and_written(run: Connection, tmp_path: Path) -> None:
+    publish(run, tmp_path, 0)
+    learn(run)
+    published = publish(run, tmp_path, 1)
+    assert published.attestation.verdict == "passed" and published.seconds > 0 and published.attest_seconds > 0
+    assert {chunk.version for chunk in generate(run, published.version)} == {f"{run.run}@1"}
+    checkpoint(run, tmp_path / "checkpoint")
+    for number in (0, 1):
+        verify(directory_of(tmp_path, run, number))
+    weights = directory_of(tmp_path, run, 1) / WEIGHTS
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() == published.sha256
+    assert read_manifest(weights.parent).facts["version"] == 1
+
+
+def test_only_the_current_and_the_previous_version_stay_loaded(run: Connection, tmp_path: Path) -> None:
+    for number in range(4):
+        publish(run, tmp_path, number)
+    mine = [f"{run.run}@2", f"{run.run}@3"]
+    until(lambda: [v for v in run.call("status", Nothing()).loaded if v.startswith(run.run)] == mine)
+    with pytest.raises(Conflict, match="not an attested version"):
+        generate(run, f"{run.run}@1")
+
+
+def test_a_run_samples_from_its_own_versions_and_the_base_only(
+    run: Connection, running: Running, tmp_path: Path
+) -> None:
+    assert texts(generate(run, "base"))
+    with running.connect("somebody-else") as other:
+        other.call("open", OPEN)
+        publish(other, tmp_path, 0)
+        with pytest.raises(Conflict, match="not an attested version"):
+            generate(run, "somebody-else@0")
+
+
+def test_tokens_of_another_version_end_the_stream(tmp_path: Path) -> None:
+    engine = "tests.faulty_engines:Misnames"
+    with running_pool(tmp_path, engine_class=engine) as faulty, faulty.connect("sorter") as connection:
+        connection.call("open", OPEN)
+        publish(connection, tmp_path, 0)
+        with pytest.raises(AttestationFailed, match="tokens of other@7 when it was asked for sorter@0"):
+            generate(connection, "sorter@0")
+
+
+def test_an_adapter_that_is_not_finite_changes_nothing(run: Connection, tmp_path: Path) -> None:
+    publish(run, tmp_path, 0)
+    before = texts(generate(run, f"{run.run}@0"))
+    run.call("forward_backward", batch())
+    run.call("optim_step", OptimStep(lr=float("inf"), max_grad_norm=0.0))
+    with pytest.raises(AdapterRefused, match="NaN or infinite"):
+        publish(run, tmp_path, 1)
+    assert texts(generate(run, f"{run.run}@0")) == before
+    assert f"{run.run}@1" not in run.call("status", Nothing()).loaded
+
+
+def test_version_numbers_only_grow(run: Connection, tmp_path: Path) -> None:
+    publish(run, tmp_path, 4)
+    with pytest.raises(Conflict, match="cannot follow"):
+        publish(run, tmp_path, 4)
+
+
+def test_a_later_attempt_may_publish_a_number_again_that_the_engine_has_seen(
+    run: Connection, running: Running, tmp_path: Path
+) -> None:
+    publish(run, tmp_path / "lost", 0)
+    with running.connect(run.run, attempt=2) as later:
+        later.call("open", OPEN)
+        learn(later)
+        published = publish(later, tmp_path, 0)
+        assert {chunk.version for chunk in generate(later, published.version)} == {f"{run.run}@0"}
+
+
+def test_a_disk_that_does_not_take_a_version_is_told_at_the_next_call(run: Connection, tmp_path: Path) -> None:
+    (tmp_path / run.run).write_text("a file where a directory is wanted")
+    publish(run, tmp_path, 0)
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(StorageError, match="could not be written"):
+        run.call("save", Save(str(tmp_path / "checkpoint")))
+    with pytest.raises(StorageError):
+        publish(run, tmp_path, 1)
+    with pytest.raises(StorageError):
+        run.call("close", Nothing())
+    assert run.run not in [tenant.run for tenant in run.call("status", Nothing()).tenants]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(run: Connection, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="could not be written"):
+        run.call("save", Save(str(tmp_path / "nowhere")))
+    assert learn(run).applied
+
+
+def test_resume_continues_bit_for_bit(run: Connection, running: Running, tmp_path: Path) -> None:
+    learn(run, seed=0)
+    saved = checkpoint(run, tmp_path / "checkpoint")
+    learn(run, seed=1)
+    expected = publish(run, tmp_path, 0).sha256
+    with running.connect(run.run, attempt=2) as resumed:
+        resumed.call("open", msgspec.structs.replace(OPEN, resume_from=str(saved)))
+        learn(resumed, seed=1)
+        assert publish(resumed, tmp_path, 1).sha256 == expected
+
+
+def test_a_damaged_checkpoint_is_refused_and_leaves_no_slot(run: Connection, running: Running, tmp_path: Path) -> None:
+    saved = checkpoint(run, tmp_path / "checkpoint")
+    (saved / "rng.safetensors").write_bytes(b"changed")
+    with running.connect(run.run, attempt=2) as resumed:
+        with pytest.raises(IntegrityError, match=r"rng\.safetensors"):
+            resumed.call("open", msgspec.structs.replace(OPEN, resume_from=str(saved)))
+        with pytest.raises(Conflict, match="no open slot"):
+            resumed.call("optim_step", OptimStep(1e-3, 0.0))
+
+
+def test_a_run_can_start_from_a_peft_directory(run: Connection, running: Running, tmp_path: Path) -> None:
+    learn(run)
+    first = publish(run, tmp_path, 0)
+    run.call("close", Nothing())
+    with running.connect("continued") as other:
+        other.call("open", msgspec.structs.replace(OPEN, source=str(directory_of(tmp_path, run, 0))))
+        assert publish(other, tmp_path, 0).sha256 == first.sha256
+
+
+def test_modules_that_the_base_has_not_are_refused(running: Running) -> None:
+    with running.connect("wrong-modules") as connection, pytest.raises(AdapterRefused, match="no linear"):
+        connection.call("open", Open(modules=("model.layers.99.mlp.up_proj",), rank=4, alpha=8.0))
+
+
+def test_runs_that_share_a_pool_do_not_touch_each_other(running: Running, tmp_path: Path) -> None:
+    digests: dict[str, list[str]] = {}
+
+    def train(name: str, seed: int) -> None:
+        with running.connect(name) as connection:
+            connection.call("open", msgspec.structs.replace(OPEN, dropout=0.1, seed=seed))
+            for step in range(3):
+                version = publish(connection, tmp_path, step)
+                digests.setdefault(name, []).append(version.sha256)
+                generate(connection, version.version)
+                learn(connection, seed=10 * seed + step)
+
+    train("alone-1", 1)
+    train("alone-2", 2)
+    threads = [threading.Thread(target=train, args=(f"together-{i}", i)) for i in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert (digests["together-1"], digests["together-2"]) == (digests["alone-1"], digests["alone-2"])
+
+
+def test_close_tells_that_the_base_is_unchanged(run: Connection, tmp_path: Path) -> None:
+    info: PoolInfo = run.call("hello", Nothing())
+    learn(run)
+    publish(run, tmp_path, 0)
+    closed: Closed = run.call("close", Nothing())
+    assert closed.base_checksum == info.base_checksum
+
+
+def test_tokens_outside_the_vocabulary_never_reach_the_device(run: Connection) -> None:
+    good = batch()
+    bad = msgspec.structs.replace(
+        good, batch=msgspec.structs.replace(good.batch, completions=good.batch.completions + 99)
+    )
+    with pytest.raises(LoradError, match=r"token ids outside 0\.\.127"):
+        run.call("forward_backward", bad)
+    assert learn(run).applied

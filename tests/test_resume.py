@@ -1,0 +1,98 @@
+"""N steps, a stop or a kill, a resume and M steps are N + M steps: bit for bit on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.world import World, world
+
+SPEC = """
+seed: 3
+lora: {rank: 8, alpha: 16, dropout: 0.1}
+algorithm: {group_size: 4, minibatches: 2}
+data: {train: sort, prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 10, schedule: cosine, warmup_steps: 2}
+rollout: {max_new_tokens: 12}
+eval: {every: 5, problems: 16}
+checkpoint: {every: 3, keep: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Iterator[tuple[World, dict[str, Any]]]:
+    with world() as made:
+        made.run("calm", text=SPEC)
+        yield made, made.facts("calm")
+
+
+def start(made: World, name: str) -> None:
+    made.lorad("run", made.spec(SPEC), "--name", name, "--detach")
+
+
+def test_paused_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, expected = undisturbed
+    start(made, "paused")
+    made.reached("paused", 4)
+    made.lorad("pause", "paused", "--wait")
+    made.lorad("resume", "paused", "--wait")
+    assert made.facts("paused") == expected
+
+
+@pytest.mark.parametrize("victim", ["driver", "pool"])
+def test_killed_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[str, Any]], victim: str) -> None:
+    made, expected = undisturbed
+    name = f"killed-{victim}"
+    start(made, name)
+    made.reached(name, 4)
+    os.kill(made.pid(name, victim), signal.SIGKILL)
+    over = made.over(name)
+    assert over["state"] == "ended" and over["reason"] == "lost"
+    made.lorad("resume", name, "--wait")
+    assert made.facts(name) == expected
+    assert [a["resumed_from"] for a in made.client.show(name)["attempts"]] == [None, 3]
+
+
+def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, expected = undisturbed
+    start(made, "orphan")
+    driver = made.pid("orphan", "driver")
+    os.kill(made.json("daemon", "status")["pid"], signal.SIGKILL)
+    made.lorad("list", expect=5)
+    made.lorad("daemon", "start")
+    assert made.over("orphan")["reason"] == "completed"
+    attempts = made.client.show("orphan")["attempts"]
+    assert [a["attempt"] for a in attempts] == [1] and driver
+    assert made.facts("orphan") == expected
+
+
+def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, _ = undisturbed
+    made.run("more", "trainer.steps=3", text=SPEC)
+    made.lorad("resume", "more", "--steps", "5", "--wait")
+    assert [s["step"] for s in made.client.steps("more")] == [1, 2, 3, 4, 5]
+    assert [v["version"] for v in made.client.adapters("more")] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_damaged_checkpoint_is_refused_and_the_one_before_is_offered(
+    undisturbed: tuple[World, dict[str, Any]],
+) -> None:
+    made, _ = undisturbed
+    made.run("damaged", "trainer.steps=6", text=SPEC)
+    newest = Path(made.client.checkpoints("damaged")[-1]["path"])
+    flip_a_byte(newest / "optimizer.safetensors")
+    error = made.lorad("resume", "damaged", "--steps", "8", expect=1).stderr
+    assert "optimizer.safetensors" in error and "--from 3" in error
+    made.lorad("resume", "damaged", "--from", "3", "--steps", "8", "--wait")
+    assert made.client.show("damaged")["step"] == 8
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
