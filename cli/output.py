@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from lorad.text import age, duration, number, printable, size, why
 
 if TYPE_CHECKING:
     from lorad.errors import LoradError
 
 Json = dict[str, Any]
+
+__all__ = [
+    "age", "duration", "note", "number", "print_error", "print_json", "print_table",
+    "printable", "run_row", "run_table", "size", "why",
+]  # fmt: skip
 
 
 def print_json(data: Any) -> None:
@@ -27,11 +33,6 @@ def print_error(error: LoradError) -> None:
 def note(text: str) -> None:
     """One line for a person."""
     print(printable(text), file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """Text without control characters: no terminal escapes from models, logs or users."""
-    return "".join(c if c in "\n\t" or (c.isprintable()) else f"\\x{ord(c):02x}" for c in text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
@@ -51,37 +52,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty:
         table.add_row(*(Text(cell) for cell in row))
     terminal = sys.stdout.isatty()
     Console(width=None if terminal else 200).print(table)
-
-
-def number(value: Any, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def size(count: float | None) -> str:
-    """1536 -> 1.5 KiB."""
-    if count is None:
-        return ""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-
-
-def age(then: float | None) -> str:
-    """How long ago a Unix time was."""
-    return "" if then is None else duration(time.time() - then)
-
-
-def duration(seconds: float) -> str:
-    """75 -> 1m15s."""
-    whole = max(int(seconds), 0)
-    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
-    if days:
-        return f"{days}d{hours:02d}h"
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def run_table(runs: Sequence[Json]) -> None:
@@ -105,9 +75,3 @@ def run_row(run: Json) -> tuple[str, ...]:
         age(run.get("created_at")),
         why(run),
     )
-
-
-def why(run: Json) -> str:
-    """Why a run waits, or what went wrong."""
-    bad = run.get("reason") not in (None, "completed", "stopped")
-    return str(run.get("waiting") or (run.get("detail") if bad else "") or "")

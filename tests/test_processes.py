@@ -55,6 +55,14 @@ def test_a_process_is_starting_then_alive_then_exited(attempt: AttemptDir) -> No
     assert (state.signal, state.in_words()) == (signal.SIGTERM, "was killed by SIGTERM")
 
 
+def test_a_signal_before_the_programs_first_instruction_is_an_end_like_others(attempt: AttemptDir) -> None:
+    processes = started(attempt, SLEEPER)
+    while not processes.signal(attempt, signal.SIGTERM):  # as early as it can be
+        assert processes.inspect(attempt).phase == "starting"
+    state = wait_for(lambda: not (s := processes.inspect(attempt)).is_up and s)
+    assert (state.phase, state.signal) == ("exited", signal.SIGTERM)
+
+
 def test_another_daemon_adopts_and_learns_the_exit_code(attempt: AttemptDir) -> None:
     started(attempt, [sys.executable, "-c", "import sys; sys.stdin.read(); raise SystemExit(37)"])
     state = wait_for(lambda: (s := Processes().inspect(attempt)).phase == "exited" and s)
