@@ -58,9 +58,11 @@ async def serving(home: Path, **config: Any) -> AsyncIterator[Api]:
     adopt(ctx)
     async with answering(ctx):
         loop = asyncio.create_task(reconcile(ctx))
-        yield Api(ctx)
-        ctx.close()
-        await loop
+        try:
+            yield Api(ctx)
+        finally:
+            ctx.close()
+            await loop
     ctx.store.close()
     ctx.journal.close()
 

@@ -12,10 +12,9 @@ from tests.world import REPOSITORY, SMALL, World, world
 REWARDS = """
 import time
 
-def forever(completion, **_):
-    if completion[:1] in "01234":
-        while True:
-            pass
+def forever(prompt, **_):
+    while len(prompt) % 2:
+        pass
     return 1.0
 
 def sometimes(completion, answer, **_):
@@ -51,10 +50,10 @@ def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
 
 def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
     reward = "reward={name: 'rewards.py:forever', timeout: 0.2}"
-    run = made.run("forever", reward, "trainer.steps=1", "data.prompts_per_step=2", "algorithm.group_size=2")
+    run = made.run("forever", reward, "trainer.steps=1", "data.prompts_per_step=6", "algorithm.group_size=2")
     assert run["reason"] == "completed"
-    samples = made.client.samples("forever", step=1)
-    assert [s["reward"] for s in samples if s["error"]] == [0.0] * sum(bool(s["error"]) for s in samples)
+    rewards = {len(s["prompt"]) % 2: s["reward"] for s in made.client.samples("forever", step=1)}
+    assert rewards == {1: 0.0, 0: 1.0}
 
 
 def test_reward_that_raises_is_counted_and_shown(made: World) -> None:

@@ -34,17 +34,17 @@ def command(verb: str, run: str, flags: str = "") -> str:
 ACTIONS = {
     action.verb: action
     for action in (
-        Action("pause", Client.pause, "Finish the step, write a checkpoint and wait"),
-        Action("resume", Client.resume, "Go on from the newest checkpoint", flags="--detach"),
+        Action("pause", lambda client, run: client.pause(run), "Finish the step, write a checkpoint and wait"),
+        Action("resume", lambda client, run: client.resume(run), "Go on from the newest checkpoint", flags="--detach"),
         Action(
             "stop",
-            Client.stop,
+            lambda client, run: client.stop(run),
             "Finish the step, write a checkpoint and end",
             "It finishes the step it is at, writes a checkpoint and ends. It can be resumed later.",
         ),
         Action(
             "kill",
-            Client.kill,
+            lambda client, run: client.kill(run),
             "End it at once",
             "Its driver is ended at once, in the middle of a step. When resumed, it goes back to its last checkpoint: "
             "the steps after that are done again.",

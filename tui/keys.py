@@ -53,4 +53,9 @@ CONFIRM: list[BindingType] = [
 
 CLOSE: list[BindingType] = [_key("escape,question_mark,q,enter", "app.pop_screen", "help.close", "Close")]
 
-HELP: dict[str, list[BindingType]] = {"Everywhere": APP, "The run": RUN, "The table": TABLE + RUNS, "The run's screen": RUN_SCREEN}
+HELP: dict[str, list[BindingType]] = {
+    "Everywhere": APP,
+    "The run": RUN,
+    "The table": TABLE + RUNS,
+    "The run's screen": RUN_SCREEN,
+}

@@ -41,18 +41,15 @@ class RunReader:
             return None
         run = client.show(self.name)
         life = (run.get("created_at"), run.get("attempt"))
-        if reset := life != self._life:
-            self._life, self._step, self._offset = life, 0, -LOG_TAIL
-        steps = client.steps(self.name, after=self._step, limit=PAGE)
-        self._step = steps[-1]["step"] if steps else self._step
-        self._more = len(steps) == PAGE
+        reset = life != self._life
+        steps = client.steps(self.name, after=0 if reset else self._step, limit=PAGE)
         evals = client.evals(self.name) if reset or changes.touch(self.name, "eval") else None
         kept = client.checkpoints(self.name) if reset or changes.touch(self.name, "checkpoint") else None
-        return RunNews(run, reset, steps, evals, kept, self._log(client), self._more)
+        log = self._log(client, -LOG_TAIL if reset else self._offset)
+        self._life, self._more, self._offset = life, len(steps) == PAGE, log["offset"]
+        self._step = steps[-1]["step"] if steps else 0 if reset else self._step
+        return RunNews(run, reset, steps, evals, kept, str(log["text"]), self._more)
 
-    def _log(self, client: Client) -> str:
-        part = client.logs(self.name, offset=self._offset)
-        if part["size"] < self._offset:  # another file
-            part = client.logs(self.name, offset=-LOG_TAIL)
-        self._offset = part["offset"]
-        return str(part["text"])
+    def _log(self, client: Client, offset: int) -> Json:
+        part = client.logs(self.name, offset=offset)
+        return part if part["size"] >= offset else client.logs(self.name, offset=-LOG_TAIL)  # else: another file

@@ -99,9 +99,8 @@ async def refresh(ctx: Context) -> None:
     """Ask all pools that are up, unless they said something just now."""
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
-    old = [
-        p for p in ctx.pools.values() if p.process.phase == "alive" and time.monotonic() - p.polled_at > FRESH_SECONDS
-    ]
+    since = time.monotonic() - FRESH_SECONDS
+    old = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and pool.polled_at < since]
     await asyncio.gather(*(ask_status(ctx, pool) for pool in old))
 
 

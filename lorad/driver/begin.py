@@ -46,7 +46,7 @@ def begin(session: Session) -> PoolInfo:
     if any(r.kind in ("step", "version", "eval") for r in records):
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
     _restore(session.state, restored)
-    session.state.next_version = 1 + newest_version(session, records)
+    session.state.next_version = max(1 + newest_version(session, records), session.params.first_version)
     publish(session, session.state.step)
     if restored is None and is_due(session):
         evaluate(session)
