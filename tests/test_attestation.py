@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -122,13 +123,36 @@ def test_canaries_are_the_same_for_the_same_base_and_mostly_uncertain(tmp_path: 
     assert np.mean((probabilities > 0.01) & (probabilities < 0.9)) > 0.5
 
 
+def synthetic(base: np.ndarray, sigma: float) -> Canaries:
+    """Canaries without texts: what both sides say of the base."""
+    zeros = np.zeros(1, np.int32)
+    batch = Batch(zeros, zeros, zeros, np.zeros(base.size, np.int32), zeros)
+    return Canaries(batch, base, base, sigma)
+
+
+def test_the_previous_version_is_found_though_it_is_almost_right() -> None:
+    """The previous version differs by 2 %, less than bfloat16 lets rel see; z sees it."""
+    rng = np.random.default_rng(0)
+    base, before, step = rng.normal(-2, 1, 192), rng.normal(0, 1, 192), rng.normal(0, 0.02, 192)
+    verdict = judge(synthetic(base, 1e-3), base + before, base + before + step, before, BFLOAT16)
+    assert verdict.verdict == "failed" and "previous version" in verdict.detail
+    assert verdict.facts["rel"] < verdict.facts["rel_limit"]
+
+
+def test_a_wrong_direction_is_found_however_small_the_difference() -> None:
+    rng = np.random.default_rng(0)
+    base, change, other = rng.normal(-2, 1, 192), rng.normal(0, 1e-3, 192), rng.normal(0, 1e-5, 192)
+    aside = other - change * (other @ change) / (change @ change)
+    verdict = judge(synthetic(base, 1e-7), base + change + aside, base + change, np.zeros(192), FLOAT32)
+    assert verdict.verdict == "failed" and "rel" in verdict.detail
+    assert verdict.facts["largest"] < FLOAT32.largest and verdict.facts["z_error"] < 1e-6
+
+
 @pytest.mark.parametrize(("limits", "sigma"), [(FLOAT32, 7e-7), (BFLOAT16, 9e-3), (BFLOAT16, 5e-2)])
 @pytest.mark.parametrize("signal", [0.0, 0.1, 1.0, 10.0, 300.0])
 def test_noise_alone_never_fails_a_version(limits: Limits, sigma: float, signal: float) -> None:
     """signal: rms of the change in sigma; both sides are as noisy as they were under the base."""
     rng = np.random.default_rng(0)
-    zeros = np.zeros(1, np.int32)
-    nothing = Batch(zeros, zeros, zeros, np.zeros(192, np.int32), zeros)
 
     def noisy(exact: np.ndarray) -> np.ndarray:
         return exact + rng.normal(0, sigma / np.sqrt(2), exact.size)
@@ -137,7 +161,7 @@ def test_noise_alone_never_fails_a_version(limits: Limits, sigma: float, signal:
         base = rng.normal(-2, 1, 192)
         before = rng.normal(0, signal * sigma, 192)
         now = before + rng.normal(0, 0.05 * signal * sigma, 192)
-        canaries = Canaries(nothing, noisy(base), noisy(base), sigma)
+        canaries = msgspec.structs.replace(synthetic(noisy(base), sigma), trainer=noisy(base))
         previous = noisy(base + before) - canaries.trainer
         verdict = judge(canaries, noisy(base + now), noisy(base + now), previous, limits)
         assert verdict.verdict != "failed", verdict

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.directory import commit, read_manifest, verify
 from lorad.adapters.peft import WEIGHTS
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, IntegrityError, LoradError, StorageError
+from lorad.pool.files import VersionFiles
 from lorad.protocol.calls import (
     Closed,
     Nothing,
@@ -24,6 +27,7 @@ from lorad.protocol.calls import (
 from lorad.protocol.connection import Connection
 from tests.pool_kit import (
     DEADLINE,
+    MODULES,
     OPEN,
     Running,
     batch,
@@ -146,6 +150,19 @@ def test_a_disk_that_does_not_take_a_version_is_told_at_the_next_call(run: Conne
     assert run.run not in [tenant.run for tenant in run.call("status", Nothing()).tenants]
 
 
+def test_closing_waits_for_every_version_that_is_being_written(tmp_path: Path) -> None:
+    tensors = {
+        f"{MODULES[0]}.lora_A.weight": np.zeros((4, 128), np.float32),
+        f"{MODULES[0]}.lora_B.weight": np.zeros((384, 4), np.float32),
+    }
+    files = VersionFiles("builtin:tiny")
+    for number in range(20):
+        files.write("sorter", Adapter(AdapterConfig(4, 8.0, MODULES[:1]), tensors), tmp_path / str(number), {})
+    files.close()
+    for number in range(20):
+        verify(tmp_path / str(number))
+
+
 def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(run: Connection, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="could not be written"):
         run.call("save", Save(str(tmp_path / "nowhere")))
@@ -165,9 +182,10 @@ def test_resume_continues_bit_for_bit(run: Connection, running: Running, tmp_pat
 
 def test_a_damaged_checkpoint_is_refused_and_leaves_no_slot(run: Connection, running: Running, tmp_path: Path) -> None:
     saved = checkpoint(run, tmp_path / "checkpoint")
-    (saved / "rng.safetensors").write_bytes(b"changed")
+    moments = (saved / "optimizer.safetensors").read_bytes()
+    (saved / "optimizer.safetensors").write_bytes(moments[:-1] + b"!")  # still a file that could be loaded
     with running.connect(run.run, attempt=2) as resumed:
-        with pytest.raises(IntegrityError, match=r"rng\.safetensors"):
+        with pytest.raises(IntegrityError, match=r"optimizer\.safetensors: changed bytes"):
             resumed.call("open", msgspec.structs.replace(OPEN, resume_from=str(saved)))
         with pytest.raises(Conflict, match="no open slot"):
             resumed.call("optim_step", OptimStep(1e-3, 0.0))

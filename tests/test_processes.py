@@ -55,14 +55,13 @@ def test_a_process_is_starting_then_alive_then_exited(attempt: AttemptDir) -> No
     assert (state.signal, state.in_words()) == (signal.SIGTERM, "was killed by SIGTERM")
 
 
-def test_a_signal_at_the_first_possible_moment_is_an_end_like_others(tmp_path: Path) -> None:
-    for number in range(10):
-        attempt = AttemptDir(tmp_path / str(number))
-        processes = started(attempt, SLEEPER)
-        wait_for(lambda: attempt.status.exists())
-        processes.signal(attempt, signal.SIGTERM)
-        state = wait_for(lambda: not (s := processes.inspect(attempt)).is_up and s)
-        assert (state.phase, state.signal) == ("exited", signal.SIGTERM)
+@pytest.mark.parametrize("_", range(10))
+def test_a_signal_at_the_first_possible_moment_is_an_end_like_others(attempt: AttemptDir, _: int) -> None:
+    processes = started(attempt, SLEEPER)
+    wait_for(attempt.status.exists)
+    processes.signal(attempt, signal.SIGTERM)
+    state = wait_for(lambda: not (s := processes.inspect(attempt)).is_up and s)
+    assert (state.phase, state.signal) == ("exited", signal.SIGTERM)
 
 
 def test_another_daemon_adopts_and_learns_the_exit_code(attempt: AttemptDir) -> None:

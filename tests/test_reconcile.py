@@ -2,104 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import signal
-import sys
-import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from lorad.config import Config
-from lorad.daemon.adopt import adopt
-from lorad.daemon.commands import Commands
-from lorad.daemon.context import Context, Patience, Request, attempt_dir
-from lorad.daemon.devices import Device
-from lorad.daemon.handlers.run import create, make_directory
-from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.context import attempt_dir
+from lorad.daemon.place import place_runs
 from lorad.daemon.processes import read_status
-from lorad.daemon.reconcile import reconcile
-from lorad.daemon.request import Caller
-from lorad.daemon.run import prepare, rest
-from lorad.paths import Home
-from lorad.specs import convert
 from lorad.states import Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row, Store
 from lorad.store.metrics import steps
-
-FAKES = str(Path(__file__).with_name("daemon_fakes.py"))
-COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight")))
-QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
-
-
-def open_context(home: Path, **config: Any) -> Context:
-    world = Home(home)
-    prepare(world)
-    device = Device("cpu", "a CPU", 1 << 30)
-    store, journal = Store(world.database), DaemonJournal(world.journal)
-    return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
-
-
-@contextlib.asynccontextmanager
-async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
-    """A daemon without its socket; at the end it goes and leaves everything as it is."""
-    ctx = open_context(home, **config)
-    adopt(ctx)
-    loop = asyncio.create_task(reconcile(ctx))
-    try:
-        yield ctx
-    finally:
-        ctx.close()
-        await loop
-        await rest(ctx)
-        ctx.store.close()
-        ctx.journal.close()
-
-
-def behave(home: Path, **behaviour: Any) -> None:
-    (home / "behaviour.json").write_text(json.dumps(behaviour))
-
-
-def submit(ctx: Context, name: str, model: str = "/models/tiny", **sections: Any) -> None:
-    spec = convert(
-        {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
-    )
-    request = Request("/", "spec", [], model, "float32", 1000)
-    create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"))
-    ctx.waker.poke()
-
-
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.02)
-    return value
-
-
-async def until_state(ctx: Context, name: str, state: str) -> Row:
-    row: Row = await until(lambda: (r := runs.get(ctx.store, name))["state"] == state and r)
-    return row
-
-
-def want(ctx: Context, name: str, what: str) -> None:
-    with ctx.store.write():
-        ctx.move(name, Move.STOP)
-        runs.set_fields(ctx.store, name, wanted=what)
-    ctx.waker.poke()
-
-
-def pid_of(ctx: Context, name: str) -> int:
-    status = read_status(attempt_dir(runs.get(ctx.store, name))) or {}
-    return int(status["pid"])
+from tests.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state, want
 
 
 async def test_a_queued_run_is_placed_runs_and_completes(home: Path) -> None:
@@ -268,8 +185,6 @@ async def test_a_run_that_ended_without_a_daemon_is_known_to_the_next(home: Path
 async def test_a_daemon_that_died_between_row_and_process_starts_it_once(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
-    from lorad.daemon.place import place_runs
-
     place_runs(ctx)
     assert runs.get(ctx.store, "a")["state"] == "starting"
     ctx.store.close()
@@ -316,8 +231,3 @@ async def test_a_stop_before_the_first_record_loses_nothing(home: Path, wanted: 
         want(ctx, "a", wanted)
         row = await until(lambda: (r := runs.get(ctx.store, "a"))["state"] in ("paused", "ended") and r)
         assert (row["state"], row["reason"]) == {"pause": ("paused", None), "stop": ("ended", "stopped")}[wanted]
-
-
-def test_a_request_survives_its_file(home: Path) -> None:
-    request = Request("/", "spec", ["a=1"], "/m", "float32", 1)
-    assert msgspec.json.decode(msgspec.json.encode(request), type=Request) == request

@@ -131,7 +131,7 @@ class Feed:
                 delay = min(max(delay, 0.25) * 2, SLOWEST)
 
     def _events(self, cursor: int) -> int:
-        """Tell of events until the stream ends: the cursor to go on from. The first one may follow a gap: all is new."""
+        """Tell of events until the stream ends: the cursor to go on from. The first may follow a gap: all is new."""
         first = cursor < 0
         for event in self._stream.events(cursor):
             if self._closed.is_set():

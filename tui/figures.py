@@ -26,7 +26,7 @@ FIGURES = (  # name shown, key, digits; two to a line
 )
 VERBS = {"sample": "█", "score": "▚", "weigh": "▞", "train": "▒", "publish": "░"}
 COLORS = {"sample": "green", "score": "yellow", "weigh": "yellow", "train": "blue", "publish": "magenta"}
-WIDTH = 38
+WIDTH = 42
 
 
 def figures(step: Json | None) -> Text:
@@ -36,7 +36,7 @@ def figures(step: Json | None) -> Text:
     m = step["metrics"]
     pairs = [(name, value(m.get(key), digits)) for name, key, digits in FIGURES]
     lines = [
-        Text.assemble(*(part for name, v in pairs[i : i + 2] for part in ((f"{name:<12}", "dim"), f"{v:<8}")))
+        Text.assemble(*(part for name, v in pairs[i : i + 2] for part in ((f"{name:<13}", "dim"), f"{v:<8}")))
         for i in range(0, len(pairs), 2)
     ]
     return Text("\n", no_wrap=True).join([*lines, *seconds(m)])

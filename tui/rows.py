@@ -103,13 +103,19 @@ def cells(run: Json) -> dict[str, Text]:
     return {"state": state_text(run), **row}
 
 
-def layout(rows: Iterable[dict[str, Text]], room: int) -> dict[str, int]:
-    """Columns that fit into `room` cells, in order, with their widths; `why` takes what is left."""
-    widths = {column.key: column.least for column in COLUMNS}
+def needs(rows: Iterable[dict[str, Text]], before: dict[str, int]) -> dict[str, int]:
+    """The width of every column, grown where a cell of `rows` is wider."""
+    widths = {column.key: column.least for column in COLUMNS} | before
     for row in rows:
         for key, text in row.items():
-            widths[key] = min(max(widths[key], text.cell_len), BY_KEY[key].most)
-    widths["why"] = BY_KEY["why"].least
+            if key != "why":
+                widths[key] = min(max(widths[key], text.cell_len), BY_KEY[key].most)
+    return widths
+
+
+def layout(needs: dict[str, int], room: int) -> dict[str, int]:
+    """Columns that fit into `room` cells, in order, with their widths; `why` takes what is left."""
+    widths = dict(needs)
     leaving = sorted(COLUMNS, key=lambda column: -column.leaves)
     for column in leaving[:-2]:
         if sum(widths.values()) + PADDING * len(widths) <= room:

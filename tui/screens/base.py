@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lorad.tui.app import LoradApp
 
 Json = dict[str, Any]
+WIDTHS = [(0, "-narrow"), (72, "-normal")]  # what the styles know, from so many cells on
+HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall")]
 
 
 class Line(Static):
@@ -43,8 +45,8 @@ class RunsBase(Screen[None]):
     """`selected` names the run that keys act on; `command` is the shell's way to do what was done last."""
 
     BINDINGS = keys.RUN
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (72, "-normal")]
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (15, "-middle"), (20, "-tall")]
+    HORIZONTAL_BREAKPOINTS = WIDTHS
+    VERTICAL_BREAKPOINTS = HEIGHTS
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ class RunsBase(Screen[None]):
     def lorad(self) -> LoradApp:
         return cast("LoradApp", self.app)
 
-    # -- for the screens to fill ---------------------------------------------------------------------------------------
+    # -- for the screens to fill -----------------------------------------------------------------------------------
     def body(self) -> Iterable[Widget]:
         raise NotImplementedError
 
@@ -70,7 +72,7 @@ class RunsBase(Screen[None]):
         """Draw what `read` returned."""
         raise NotImplementedError
 
-    # -- the frame -------------------------------------------------------------------------------------------------------
+    # -- the frame -------------------------------------------------------------------------------------------------
     def compose(self) -> ComposeResult:
         yield Line(id="title")
         yield Line(id="banner")
@@ -95,7 +97,7 @@ class RunsBase(Screen[None]):
         banner.say(Text(f"! {one_line(lost)}", style="bold"))
         banner.display = bool(lost)
 
-    # -- what can be done ------------------------------------------------------------------------------------------------
+    # -- what can be done ------------------------------------------------------------------------------------------
     def offer(self, run: str | None) -> None:
         """The status line says how the shell shows this run, until something is done to it."""
         if run != self._acted_on:

@@ -11,7 +11,7 @@ from textual.widget import Widget
 from textual.widgets import Log
 
 from lorad.client import Client
-from lorad.text import duration, number, one_line, printable, why
+from lorad.text import duration, one_line, printable, why
 from lorad.tui import keys
 from lorad.tui.chart import Chart
 from lorad.tui.feed import Changes
@@ -34,7 +34,7 @@ class RunScreen(RunsBase):
 
     def __init__(self, run: str) -> None:
         super().__init__()
-        self._name, self._reader = run, RunReader(run)
+        self._of, self._reader = run, RunReader(run)
         self._recent: list[Json] = []
         self._checkpoints: list[Json] = []
 
@@ -50,10 +50,10 @@ class RunScreen(RunsBase):
         self.query_one("#chart").border_title = "reward  (◆ held-out eval)"
         self.query_one("#metrics").border_title = "last step"
         self.query_one("#log").border_title = "log"
-        self.offer(self._name)
+        self.offer(self._of)
 
     def selected(self) -> str:
-        return self._name
+        return self._of
 
     def read(self, client: Client, changes: Changes) -> RunNews | None:
         return self._reader.read(client, changes)
@@ -94,9 +94,10 @@ class RunScreen(RunsBase):
     def _draw_log(self, text: str) -> None:
         if text:
             log = self.query_one(RunLog)
-            log.write(printable(text.replace("\r\n", "\n").replace("\r", "\n")), scroll_end=log.is_vertical_scroll_end)
+            lines = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
+            log.write(lines, scroll_end=log.is_vertical_scroll_end)
 
-    # -- the head --------------------------------------------------------------------------------------------------------
+    # -- the head --------------------------------------------------------------------------------------------------
     def _title(self, run: Json) -> Text:
         left = self._time_left(run)
         return Text.assemble(
@@ -114,7 +115,7 @@ class RunScreen(RunsBase):
         parts = [
             f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
             "no version yet" if version is None else f"version @{version}",
-            f"{len(saved)} checkpoints, newest at step {saved_step(saved)}" if saved else "no checkpoint yet",
+            saved_text(saved),
             f"pool {run['pool']}" if run.get("pool") else "no pool",
             f"attempt {run['attempt']}" if run.get("attempt") else "",
             f"by {run.get('owner')}",
@@ -123,12 +124,15 @@ class RunScreen(RunsBase):
 
     def _time_left(self, run: Json) -> float | None:
         """Seconds, from the pace of the last steps, evals included; None unless it runs."""
-        last = self._recent
+        last = [step for step in self._recent if step["attempt"] == run["attempt"]]
         if run["state"] != "running" or len(last) < 2 or last[-1]["step"] == last[0]["step"]:
             return None
         pace = (last[-1]["at"] - last[0]["at"]) / (last[-1]["step"] - last[0]["step"])
         return float(pace * (run["steps"] - run["step"]))
 
 
-def saved_step(checkpoints: list[Json]) -> str:
-    return number(max(c["step"] for c in checkpoints), 0)
+def saved_text(checkpoints: list[Json]) -> str:
+    if not checkpoints:
+        return "no checkpoint yet"
+    newest = max(int(checkpoint["step"]) for checkpoint in checkpoints)
+    return f"{len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)}, newest at step {newest}"

@@ -16,7 +16,7 @@ from lorad.client import Client
 from lorad.text import number, one_line, why
 from lorad.tui import keys
 from lorad.tui.feed import Changes
-from lorad.tui.rows import cells, layout, rate, wanted
+from lorad.tui.rows import cells, layout, needs, rate, wanted
 from lorad.tui.screens.base import Line, RunsBase
 from lorad.tui.screens.run import RunScreen
 
@@ -40,7 +40,8 @@ class RunsScreen(RunsBase):
         self._all = False  # also runs that ended days ago
         self._runs: list[Json] | None = None
         self._cells: dict[str, dict[str, Text]] = {}  # what the table shows, by run
-        self._widths: dict[str, int] = {}
+        self._needs: dict[str, int] = {}  # the widest cell so far, by column
+        self._widths: dict[str, int] = {}  # the columns of the table
 
     def body(self) -> Iterable[Widget]:
         yield RunTable(id="runs", cursor_type="row", zebra_stripes=False)
@@ -65,7 +66,7 @@ class RunsScreen(RunsBase):
     def filter(self) -> str:
         return self.query_one("#filter", Input).value
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
+    # -- drawing ---------------------------------------------------------------------------------------------------
     def draw(self) -> None:
         """Bring the table to what is wanted now; only cells that changed are touched."""
         if self._runs is None:
@@ -75,7 +76,8 @@ class RunsScreen(RunsBase):
         chosen = self.selected()
         self._lay_out(fresh)
         self._remove(set(self._cells) - set(fresh))
-        if any([self._put(name, row) for name, row in fresh.items()]):
+        added = [self._put(name, row) for name, row in fresh.items()]
+        if any(added):
             self._order(list(fresh))
         self._cells = fresh
         self._keep_cursor(chosen)
@@ -83,8 +85,8 @@ class RunsScreen(RunsBase):
 
     def _lay_out(self, fresh: dict[str, dict[str, Text]]) -> None:
         """Other columns only when the terminal or a width changed: widths grow with their content, never shrink."""
-        grown = [*fresh.values(), *self._cells.values()]
-        widths = layout(grown, self.size.width - 2)
+        self._needs = needs(fresh.values(), self._needs)
+        widths = layout(self._needs, self.size.width - 2)
         if widths == self._widths:
             return
         self._widths, self._cells = widths, {}
@@ -145,7 +147,7 @@ class RunsScreen(RunsBase):
         line.display = bool(reason)
         self.offer(name)
 
-    # -- events and keys -------------------------------------------------------------------------------------------------
+    # -- events and keys -------------------------------------------------------------------------------------------
     def selected(self) -> str | None:
         table = self.table
         if not self._cells or not table.is_valid_row_index(table.cursor_row):

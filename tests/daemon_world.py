@@ -1,0 +1,133 @@
+"""A daemon for tests: a context whose drivers and pools are `daemon_fakes`, and ways to ask it for things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from lorad.client import Client
+from lorad.config import Config
+from lorad.daemon.adopt import adopt
+from lorad.daemon.commands import Commands
+from lorad.daemon.context import Context, Patience, Request, attempt_dir
+from lorad.daemon.devices import Device
+from lorad.daemon.handlers.run import create, make_directory
+from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.processes import read_status
+from lorad.daemon.reconcile import reconcile
+from lorad.daemon.request import Caller
+from lorad.daemon.run import answering, prepare, rest
+from lorad.paths import Home
+from lorad.specs import convert
+from lorad.states import Move
+from lorad.store import runs
+from lorad.store.db import Row, Store
+
+SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
+FAKES = str(Path(__file__).with_name("daemon_fakes.py"))
+COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight")))
+QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
+
+
+def open_context(home: Path, **config: Any) -> Context:
+    world = Home(home)
+    prepare(world)
+    device = Device("cpu", "a CPU", 1 << 30)
+    store, journal = Store(world.database), DaemonJournal(world.journal)
+    return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
+
+
+@contextlib.asynccontextmanager
+async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
+    """A daemon without its socket; at the end it goes and leaves everything as it is."""
+    ctx = open_context(home, **config)
+    adopt(ctx)
+    loop = asyncio.create_task(reconcile(ctx))
+    try:
+        yield ctx
+    finally:
+        ctx.close()
+        await loop
+        await rest(ctx)
+        ctx.store.close()
+        ctx.journal.close()
+
+
+def behave(home: Path, **behaviour: Any) -> None:
+    (home / "behaviour.json").write_text(json.dumps(behaviour))
+
+
+def submit(ctx: Context, name: str, model: str = "/models/tiny", **sections: Any) -> None:
+    spec = convert(
+        {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
+    )
+    request = Request("/", "spec", [], model, "float32", 1000)
+    create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"))
+    ctx.waker.poke()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.02)
+    return value
+
+
+async def until_state(ctx: Context, name: str, state: str) -> Row:
+    row: Row = await until(lambda: (r := runs.get(ctx.store, name))["state"] == state and r)
+    return row
+
+
+def want(ctx: Context, name: str, what: str) -> None:
+    with ctx.store.write():
+        ctx.move(name, Move.STOP)
+        runs.set_fields(ctx.store, name, wanted=what)
+    ctx.waker.poke()
+
+
+def pid_of(ctx: Context, name: str) -> int:
+    status = read_status(attempt_dir(runs.get(ctx.store, name))) or {}
+    return int(status["pid"])
+
+
+class Api:
+    """The client's methods, each in a thread, as the daemon lives in this process."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.client = ctx, Client(ctx.home, timeout=30)
+
+    async def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.client, method), *arguments, **options)
+
+    async def run(self, name: str | None, *overrides: str, spec: str = SPEC) -> Any:
+        return await self("run", spec, source="a.yaml", cwd="/", overrides=list(overrides), name=name)
+
+    async def until(self, name: str, *states: str) -> Any:
+        for _ in range(600):
+            if (run := await self("show", name))["state"] in states:
+                return run
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{name} is still {run['state']}")
+
+
+@contextlib.asynccontextmanager
+async def serving(home: Path, **config: Any) -> AsyncIterator[Api]:
+    ctx = open_context(home, **config)
+    adopt(ctx)
+    async with answering(ctx):
+        loop = asyncio.create_task(reconcile(ctx))
+        try:
+            yield Api(ctx)
+        finally:
+            ctx.close()
+            await loop
+    ctx.store.close()
+    ctx.journal.close()

@@ -1,0 +1,296 @@
+"""The full-screen interface: what a user sees and what the keys do; on prepared data, and once on the real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.text import Text
+from textual.pilot import Pilot
+
+from lorad.client import Client
+from lorad.tui import keys
+from lorad.tui.app import LoradApp
+from lorad.tui.chart import BUCKETS, Series, draw
+from lorad.tui.rows import wanted
+from lorad.tui.screens.base import Line
+from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.help import Help
+from lorad.tui.screens.run import RunLog, RunScreen
+from lorad.tui.screens.runs import RunTable
+from tests.tui_world import Prepared, World, a_run, a_step
+
+HOSTILE = "[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
+SHOWN = r"[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
+SPEC = Path(__file__).parent.parent / "examples" / "demo.yaml"
+
+User = Pilot[None]
+
+
+@asynccontextmanager
+async def using(world: World, size: tuple[int, int] = (120, 40), *, readonly: bool = False) -> AsyncIterator[User]:
+    """A user in front of a world whose runs are on the screen."""
+    async with LoradApp(Prepared(world), readonly=readonly).run_test(size=size) as user:
+        await until(user, lambda: screen_text(user) != "")
+        yield user
+        world.live(False)
+
+
+async def until(user: User, condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, screen_text(user)
+        await user.pause(0.02)
+
+
+def table(user: User) -> RunTable:
+    return user.app.screen_stack[0].query_one(RunTable)
+
+
+def names(user: User) -> list[str]:
+    return [str(row.key.value) for row in table(user).ordered_rows]
+
+
+def line(user: User, id: str) -> str:
+    return user.app.screen.query_one(id, Line).said.plain
+
+
+def screen_text(user: User) -> str:
+    """Every character on the screen."""
+    screen = user.app.screen
+    return "\n".join("".join(part.text for part in row) for row in screen._compositor.render_strips()).strip()
+
+
+async def test_rows_appear_and_change_in_place() -> None:
+    world = World(a_run("first"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["first"])
+        row = table(user).rows[table(user).ordered_rows[0].key]
+        world.runs = [a_run("second"), a_run("first", step=4)]
+        world.tell("first", "step")
+        await until(user, lambda: names(user) == ["second", "first"])
+        assert "4/10" in screen_text(user)
+        assert table(user).ordered_rows[1] is row
+
+
+async def test_the_cursor_stays_with_its_run_when_another_one_appears_above() -> None:
+    world = World(a_run("mine"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["mine"])
+        world.runs.insert(0, a_run("other"))
+        world.tell("other")
+        await until(user, lambda: names(user) == ["other", "mine"])
+        await user.press("p")
+        await until(user, lambda: world.asked == [("pause", "mine")])
+
+
+async def test_cells_that_did_not_change_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, drawn = World(a_run("calm"), a_run("busy")), list[tuple[Any, ...]]()
+    monkeypatch.setattr(RunTable, "update_cell", lambda self, *cell: drawn.append(cell))
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        world.runs[1]["reward"] = 0.75
+        world.tell("busy", "step")
+        await until(user, lambda: drawn)
+    assert {cell[:2] for cell in drawn} == {("busy", "reward")}
+
+
+async def test_the_filter_narrows_and_escape_shows_all_again() -> None:
+    world = World(a_run("sorter"), a_run("solver", state="ended", reason="failed", detail="out of memory"))
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.press("slash", *"state:failed", "enter")
+        await until(user, lambda: names(user) == ["solver"])
+        await user.press("escape")
+        await until(user, lambda: len(names(user)) == 2)
+
+
+@pytest.mark.parametrize(
+    ("filter", "found"),
+    [("sort", True), ("sort memory", True), ("!sort", False), ("owner:ann", True), ("owner:bob", False), ('"', True)],
+)
+def test_a_filter_is_words_that_must_all_be_there(filter: str, found: bool) -> None:
+    assert wanted(a_run("sorter", reason="failed", state="ended", detail='out of "memory'), filter) is found
+
+
+async def test_stop_asks_and_the_default_is_no() -> None:
+    world = World(a_run("precious"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["precious"])
+        await user.press("s")
+        await until(user, lambda: isinstance(user.app.screen, Confirm))
+        assert "Stop precious?" in screen_text(user) and "writes a checkpoint" in screen_text(user)
+        await user.press("enter")
+        await until(user, lambda: not isinstance(user.app.screen, Confirm))
+        assert world.asked == []
+        await user.press("s", "y")
+        await until(user, lambda: world.asked == [("stop", "precious")])
+        await until(user, lambda: "lorad stop precious" in line(user, "#status"))
+
+
+async def test_readonly_refuses_every_action() -> None:
+    world = World(a_run("shown"))
+    async with using(world, readonly=True) as user:
+        await until(user, lambda: names(user) == ["shown"])
+        await user.press("p", "r", "s", "x")
+        await until(user, lambda: "Read-only" in line(user, "#status"))
+        assert world.asked == [] and not isinstance(user.app.screen, Confirm)
+
+
+async def test_y_copies_the_command_that_the_status_line_shows() -> None:
+    async with using(World(a_run("it's mine"))) as user:
+        await until(user, lambda: len(names(user)) == 1)
+        await user.press("y")
+        await until(user, lambda: user.app.clipboard == """lorad show 'it'"'"'s mine'""")
+        assert user.app.clipboard in line(user, "#status")
+
+
+async def test_a_lost_daemon_is_told_and_everything_stays_readable_until_it_is_back() -> None:
+    world = World(a_run("steady"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["steady"])
+        world.live(False)
+        await until(user, lambda: "No daemon since" in screen_text(user))
+        assert "steady" in screen_text(user)
+        world.runs = [a_run("steady", step=9)]
+        world.live(True)
+        await until(user, lambda: "No daemon" not in screen_text(user) and "9/10" in screen_text(user))
+
+
+async def test_text_of_others_is_shown_literally() -> None:
+    world = World(a_run("odd", owner="\x1b[2J", state="queued", waiting=HOSTILE))
+    world.log, world.steps = HOSTILE + "\n", [a_step(1, 0.5)]
+    async with using(world, (160, 40)) as user:
+        await until(user, lambda: SHOWN in screen_text(user) and r"\x1b[2J" in screen_text(user))
+        await user.press("enter")
+        await until(user, lambda: isinstance(user.app.screen, RunScreen) and screen_text(user).count(SHOWN) == 2)
+        assert "\x1b" not in screen_text(user)
+
+
+async def test_an_empty_home_says_how_to_begin() -> None:
+    async with using(World()) as user:
+        await until(user, lambda: "lorad init" in screen_text(user))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10), (12, 3)])
+async def test_every_screen_fits_any_terminal(size: tuple[int, int]) -> None:
+    world = World(a_run("sorter"), a_run("waiter", state="queued", waiting="waits for a device " * 9))
+    world.steps = [a_step(n, n / 10) for n in range(1, 4)]
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.resize_terminal(*size)
+        assert size[0] < 40 or "sorter" in screen_text(user)
+        await user.press("question_mark", "escape", "x", "escape", "j", "enter")
+        await until(user, lambda: isinstance(user.app.screen, RunScreen) and "waiter" in line(user, "#title"))
+        await user.resize_terminal(120, 40)
+        await until(user, lambda: "held-out" in screen_text(user))
+
+
+async def test_the_run_screen_shows_the_last_step_and_a_resume_begins_anew() -> None:
+    world = World(a_run("sorter"))
+    world.steps, world.log = [a_step(1, 0.25), a_step(2, 0.75)], "step 2\n"
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 1)
+        await user.press("enter")
+        await until(user, lambda: "0.750" in screen_text(user) and "sample 0.50" in screen_text(user))
+        world.runs, world.steps, world.log = [a_run("sorter", attempt=2)], [a_step(1, 0.125)], "again\n"
+        world.tell("sorter")
+        await until(user, lambda: "0.125" in screen_text(user))
+        assert list(user.app.screen.query_one(RunLog).lines) == ["again", ""]
+
+
+async def test_help_lists_every_key() -> None:
+    async with using(World()) as user:
+        await user.press("question_mark")
+        await until(user, lambda: isinstance(user.app.screen, Help))
+        shown = screen_text(user)
+        assert all(name in shown for name in keys.HELP) and "Pause: finish the step" in shown
+
+
+def curve(*values: float) -> Series:
+    series = Series()
+    for x, y in enumerate(values):
+        series.add(x, y)
+    return series
+
+
+def plain(lines: list[Text]) -> str:
+    return "\n".join(text.plain for text in lines)
+
+
+@pytest.mark.parametrize("values", [(), (math.nan,), (0.5,), (math.nan, 1.0, math.inf, 2.0), (-1e30, 1e30)])
+@pytest.mark.parametrize("size", [(0, 0), (1, 1), (12, 3), (80, 20)])
+def test_a_curve_of_any_values_fits_any_box(values: tuple[float, ...], size: tuple[int, int]) -> None:
+    lines = draw(curve(*values), [(0.0, math.nan), (0.0, 0.5)], *size)
+    assert len(lines) <= max(size[1], 1)
+    assert size[0] < 20 or all(text.cell_len <= size[0] for text in lines)
+
+
+def test_a_curve_of_nan_only_says_that_there_is_nothing() -> None:
+    assert plain(draw(curve(math.nan, math.nan), [], 40, 10)) == "nothing to draw yet"
+
+
+def test_a_long_curve_stays_small_and_keeps_its_spikes() -> None:
+    values = [0.0] * 100_000
+    values[54_321] = 7.0
+    series = curve(*values)
+    assert len(series.buckets) <= BUCKETS
+    assert max(bucket.high for bucket in series.buckets) == 7.0
+    assert plain(draw(series, [], 60, 10)).startswith("7 ")
+
+
+def test_merged_stretches_cover_every_point_once() -> None:
+    series = curve(*(float(n) for n in range(BUCKETS * 3 + 5)))
+    assert [b.low for b in series.buckets][1:] == [b.high + 1 for b in series.buckets][:-1]
+
+
+class Stuck(Prepared):
+    """Its daemon takes a connection and then says nothing until the world ends."""
+
+    def _get(self, path: str) -> dict[str, Any]:
+        with self.world.news:
+            self.world.news.wait_for(lambda: not self.world.alive)
+        return super()._get(path)
+
+
+async def test_keys_answer_while_the_daemon_hangs() -> None:
+    world = World(a_run("slow"))
+    async with LoradApp(Stuck(world)).run_test(size=(80, 24)) as user:
+        await user.press("question_mark")
+        await until(user, lambda: isinstance(user.app.screen, Help))
+        world.live(False)
+
+
+async def test_pause_and_a_lost_daemon_on_the_real_thing() -> None:
+    client = Client()
+    await asyncio.to_thread(start_daemon)
+    await asyncio.to_thread(begin, client)
+    async with LoradApp(client).run_test(size=(120, 40)) as user:
+        await until(user, lambda: names(user) == ["live"])
+        await until(user, lambda: "running" in screen_text(user))
+        os.kill((await asyncio.to_thread(client.status))["pid"], signal.SIGKILL)
+        await until(user, lambda: "No daemon since" in screen_text(user))
+        await asyncio.to_thread(start_daemon)
+        await until(user, lambda: "No daemon" not in screen_text(user))
+        await user.press("p")
+        await until(user, lambda: "paused" in screen_text(user))
+    assert client.show("live")["state"] == "paused"
+
+
+def start_daemon() -> None:
+    subprocess.run([sys.executable, "-m", "lorad", "daemon", "start"], check=True, capture_output=True)
+
+
+def begin(client: Client) -> None:
+    small = ["trainer.steps=5000", "data.prompts_per_step=2", "eval.every=0", "checkpoint.every=1000"]
+    client.run(SPEC.read_text(), source="demo.yaml", cwd=str(SPEC.parent), overrides=small, name="live")
