@@ -66,6 +66,10 @@ class Client:
         """Ask the daemon to exit; runs and pools go on."""
         return self._post("/v1/shutdown", {})
 
+    def database(self) -> Json:
+        """{problems: [str], warnings: [str]} of the whole database, read now."""
+        return self._get("/v1/database")
+
     def pools(self) -> Items:
         return self._list("/v1/pools")
 

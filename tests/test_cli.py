@@ -143,3 +143,10 @@ def test_logs_samples_pools_devices_doctor_and_init_say_something(made: World) -
 def test_completion_scripts_name_the_command(made: World) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "lorad" in made.lorad("completion", shell).stdout
+
+
+def test_name_of_a_removed_run_can_be_used_again_but_its_version_numbers_not(made: World) -> None:
+    made.run("phoenix", "trainer.steps=2")
+    made.lorad("rm", "phoenix", "--yes")
+    made.run("phoenix", "trainer.steps=1")
+    assert [v["version"] for v in made.client.adapters("phoenix")] == [3, 4]

@@ -96,8 +96,10 @@ def daemon(home: Home) -> Iterator[Check]:
         yield check("daemon", True, "not running; `lorad run` starts it")
         return
     yield check("daemon", True, f"pid {status['pid']}, version {status['version']}")
-    database = status["database"]
-    yield check("database", database.get("ok", True), f"schema {database['schema']}, {size(database['bytes'])}")
+    database, report = status["database"], Client(home).database()
+    about = [f"schema {database['schema']}, {size(database['bytes'])}", *report["problems"], *report["warnings"]]
+    hint = "The journals of the runs are the truth: keep them, and a copy of the database, before you do anything."
+    yield check("database", not report["problems"], "; ".join(about), hint)
 
 
 def _command(*argv: str) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import lorad
 from lorad.paths import Home
 
+KEEP = 1 << 30  # bytes that glibc keeps instead of giving them back and faulting them in again at every step
 PACKAGE_PARENT = Path(lorad.__file__).resolve().parent.parent
 
 
@@ -37,4 +38,6 @@ class Commands:
             "MKL_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
+            "MALLOC_MMAP_THRESHOLD_": str(KEEP),
+            "MALLOC_TRIM_THRESHOLD_": str(KEEP),
         }

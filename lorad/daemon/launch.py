@@ -8,6 +8,7 @@ from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
 from lorad.daemon.pools import start_pool
 from lorad.daemon.processes import write_json
 from lorad.store.db import Row
+from lorad.store.versions import first_number
 
 
 def launch(ctx: Context, run: Row) -> None:
@@ -36,6 +37,7 @@ def start_driver(ctx: Context, run: Row) -> None:
         "pool": pool.pool,
         "cwd": request.cwd,
         "pool_timeout": ctx.patience.pool_ready,
+        "first_version": first_number(ctx.store, run["name"]),
     }
     write_json(attempt.root / "params.json", params)
     cwd = Path(request.cwd) if Path(request.cwd).is_dir() else run_dir(run).root

@@ -17,7 +17,8 @@ from lorad.specs import Spec
 
 async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
     """The facts that it found. Raises what it raised, SpecError when it takes too long or falls over."""
-    question = msgspec.json.encode({"spec": spec, "cwd": cwd})
+    warm = any(pool.process.is_up and pool.setup.model == spec.model.path for pool in ctx.pools.values())
+    question = msgspec.json.encode({"spec": spec, "cwd": cwd, "warm": warm})
     env = {**os.environ, **ctx.commands.environment(ctx.home)}
     argv = ctx.commands.preflight
     process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env)

@@ -33,6 +33,13 @@ def get_version(store: Store, run: str, number: int) -> Row:
     return _shaped(row)
 
 
+def first_number(store: Store, run: str) -> int:
+    """A number that no version of this name ever had: events outlive a run that was removed."""
+    sql = "SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind = 'version'"
+    newest = (store.row(sql, (run,)) or {})["newest"]
+    return 0 if newest is None else int(newest) + 1
+
+
 def _shaped(row: Row) -> Row:
     return row | {
         "aliases": msgspec.json.decode(row["aliases"]),

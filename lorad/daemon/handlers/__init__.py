@@ -5,6 +5,7 @@ from __future__ import annotations
 from lorad.daemon.handlers import (
     adapters,
     checkpoints,
+    database,
     devices,
     evals,
     events,
@@ -29,6 +30,7 @@ from lorad.daemon.handlers import (
 
 ROUTES = (
     ("GET", "/v1/status", status.handle),
+    ("GET", "/v1/database", database.handle),
     ("POST", "/v1/shutdown", shutdown.handle),
     ("GET", "/v1/pools", pools.handle),
     ("DELETE", "/v1/pools/{pool}", stop_pool.handle),
