@@ -15,6 +15,7 @@ from lorad.errors import DaemonUnreachable
 
 Json = dict[str, Any]
 PERIOD = 0.25  # seconds between looks
+OVER = ("ended", "paused")
 
 
 def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
@@ -42,7 +43,7 @@ def _watch(client: Client, name: str, view: Silent) -> Json:
             continue
         view.update(run, steps)
         step = steps[-1]["step"] if steps else step
-        if run["state"] in ("ended", "paused"):
+        if run["state"] in OVER:
             return run
         time.sleep(PERIOD)
 
@@ -66,7 +67,7 @@ class Lines(Silent):
 
     def update(self, run: Json, steps: list[Json]) -> None:
         state = f"{run['name']}: {run['state']}" + (f" ({run['waiting']})" if run.get("waiting") else "")
-        if state != self._said:
+        if state != self._said and run["state"] not in OVER:  # how it ended is told last, by the verb
             self._said = state
             note(state)
         for step in steps:

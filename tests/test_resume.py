@@ -96,3 +96,11 @@ def flip_a_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def test_slot_of_a_killed_driver_is_given_back(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, _ = undisturbed
+    start(made, "leaver")
+    made.reached("leaver", 1)
+    made.lorad("kill", "leaver", "--wait")
+    made.until(lambda: made.client.pools()[0]["tenants"] == [], "the pool has no tenant")

@@ -138,6 +138,14 @@ async def test_stop_asks_and_the_default_is_no() -> None:
         await until(user, lambda: "lorad stop precious" in line(user, "#status"))
 
 
+async def test_what_the_daemon_will_refuse_is_not_asked() -> None:
+    world = World(a_run("over", state="ended", reason="completed"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["over"])
+        await user.press("x")
+        await until(user, lambda: world.asked == [("kill", "over")])
+
+
 async def test_readonly_refuses_every_action() -> None:
     world = World(a_run("shown"))
     async with using(world, readonly=True) as user:

@@ -58,6 +58,8 @@ def run(
     text, source, cwd = read_spec(spec)
     client = connected()
     started = client.run(text, source=source, cwd=str(cwd), overrides=[*(overrides or []), *given], name=name)
+    for warning in client.show(started["name"])["warnings"]:
+        note(f"warning: {warning}")
     if detach or (as_json and not wait):
         if as_json:
             print_json(started)

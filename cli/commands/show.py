@@ -26,9 +26,13 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "why": data.get("waiting") or data.get("detail"),
         "step": f"{data['step']} of {data['steps']}",
         "reward": number(data.get("reward")),
-        "eval": f"{number(data.get('eval_first'))} -> {number(data.get('eval_last'))}",
+        "eval": None
+        if data.get("eval_first") is None
+        else f"{number(data['eval_first'])} -> {number(data.get('eval_last'))}",
         "version": None if data.get("version") is None else f"{data['name']}@{data['version']}",
-        "speed": f"{number(rates.get('tokens_per_second'), 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step",
+        "speed": f"{number(rates['tokens_per_second'], 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step"
+        if rates
+        else None,
         "pool": data.get("pool"),
         "owner": data.get("owner"),
         "created": f"{age(data['created_at'])} ago",

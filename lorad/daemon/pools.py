@@ -15,9 +15,11 @@ from lorad.daemon.devices import lock_file
 from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
 from lorad.daemon.processes import ProcessState, write_json
 from lorad.errors import LoradError
-from lorad.protocol.calls import Nothing, PoolStatus
+from lorad.protocol.calls import Evict, Nothing, PoolStatus
 from lorad.protocol.connection import Connection
+from lorad.states import RunState
 from lorad.store import pools as rows
+from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 ANSWER_SECONDS = 2.0
@@ -106,7 +108,7 @@ async def refresh(ctx: Context) -> None:
 
 async def ask_status(ctx: Context, pool: Pool) -> None:
     try:
-        status = await asyncio.to_thread(call_status, pool)
+        status = await asyncio.to_thread(call_status, pool, abandoned(ctx, pool))
         if pool.process.phase == "alive":
             first, pool.status = pool.status is None, status
             if first:
@@ -118,8 +120,18 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
         pool.is_polled, pool.polled_at = False, time.monotonic()
 
 
-def call_status(pool: Pool) -> PoolStatus:
+def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
+    """Slots of attempts that are over: their drivers died without closing them."""
+    tenants = pool.status.tenants if pool.status else []
+    active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
+    at_work = {(run["name"], run["attempt"]) for run in active}
+    return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
+
+
+def call_status(pool: Pool, evicted: list[Evict]) -> PoolStatus:
     with Connection(Path(pool.setup.socket), timeout=ANSWER_SECONDS) as connection:
+        for slot in evicted:
+            connection.call("evict", slot)
         status: PoolStatus = connection.call("status", Nothing())
         return status
 

@@ -37,16 +37,16 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
     """epochs x minibatches updates. Raises LoradError when a gradient is not finite."""
     algorithm, rate = session.spec.algorithm, lr(session)
     with session.timed("train"):
-        minibatches = [m for m in _minibatches(session, rollout, weighed) if m is not None]
+        minibatches = _minibatches(session, rollout, weighed)
         first, total, norm, updates = LossStats(), LossStats(), 0.0, 0
         for epoch in range(algorithm.epochs):
             for minibatch in minibatches:
-                stats = _update(session, minibatch)
-                norm += _step(session, rate)
+                stats = LossStats() if minibatch is None else _update(session, minibatch)
+                norm += _step(session, rate)  # also without a gradient: Adam's moments and weight decay go on
                 updates += 1
                 total += stats
                 first += stats if epoch == 0 else LossStats()
-    return Trained(first, total, norm / max(updates, 1), rate, updates)
+    return Trained(first, total, norm / updates, rate, updates)
 
 
 def lr(session: Session) -> float:

@@ -59,9 +59,13 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model, in a stable order. Raises: SpecError when one is missing."""
+    """The safetensors files of the model, in a stable order; a single file wins over shards, as in transformers.
+
+    Raises: SpecError when one is missing.
+    """
     index = directory / INDEX
-    names = sorted(set(_read_json(index).get("weight_map", {}).values())) if index.exists() else [SINGLE]
+    sharded = index.exists() and not (directory / SINGLE).exists()
+    names = sorted(set(_read_json(index).get("weight_map", {}).values())) if sharded else [SINGLE]
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
         raise SpecError(

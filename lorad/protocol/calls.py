@@ -161,6 +161,13 @@ class Closed(Struct, frozen=True):
     base_checksum: str
 
 
+class Evict(Struct, frozen=True):
+    """Close the slot of an attempt whose driver is gone; nothing happens if it is not open, or another attempt's."""
+
+    run: str
+    attempt: int
+
+
 class Tenant(Struct, frozen=True):
     run: str
     attempt: int
@@ -205,6 +212,7 @@ VERBS: dict[str, Verb] = {
     "status": Verb(Nothing, PoolStatus, of_run=False),
     "load_version": Verb(LoadVersion, Nothing, of_run=False),
     "serve": Verb(Generate, Generated, item=Chunk, of_run=False),
+    "evict": Verb(Evict, Nothing, of_run=False),
     "shutdown": Verb(Nothing, Nothing, of_run=False),
 }
 

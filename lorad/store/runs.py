@@ -30,7 +30,10 @@ def create(
     priority: int,
     owner_uid: int | None = None,
 ) -> Row:
-    """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use."""
+    """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use.
+
+    Attempts count on from a removed run of the same name: a pool knows who calls by name and attempt.
+    """
     with store.write() as connection:
         if store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
@@ -38,10 +41,15 @@ def create(
         row = {
             "name": name, "owner": owner, "owner_uid": os.getuid() if owner_uid is None else owner_uid,
             "state": RunState.QUEUED, "spec": spec_json, "directory": directory, "priority": priority,
-            "steps": steps, "created_at": time.time(), "first_event": event,
+            "steps": steps, "created_at": time.time(), "first_event": event, "attempt": _last_removed(store, name),
         }  # fmt: skip
         connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{key}' for key in row)})", row)
         return get(store, name)
+
+
+def _last_removed(store: Store, name: str) -> int:
+    sql = "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? AND kind = 'removed'"
+    return int((store.row(sql, (name,)) or {})["attempt"] or 0)
 
 
 def get(store: Store, name: str) -> Row:
@@ -116,8 +124,9 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
             raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
         if alias := store.row("SELECT alias FROM aliases WHERE run = ?", (name,)):
             raise Conflict(f"alias {alias['alias']} serves a version of run {name}", hint="Move the alias first.")
+        attempt = get(store, name)["attempt"]
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
-        events.append(store, name, "removed", {"by": by})
+        events.append(store, name, "removed", {"by": by, "attempt": attempt})
 
 
 def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:

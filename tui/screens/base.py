@@ -15,6 +15,7 @@ from textual.widgets import Footer, Static
 
 from lorad.client import Client
 from lorad.errors import LoradError
+from lorad.states import RunState
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action, command
@@ -62,6 +63,10 @@ class RunsBase(Screen[None]):
         raise NotImplementedError
 
     def selected(self) -> str | None:
+        raise NotImplementedError
+
+    def state(self) -> str:
+        """Of the selected run."""
         raise NotImplementedError
 
     def read(self, client: Client, changes: Changes) -> Any | None:
@@ -122,8 +127,12 @@ class RunsBase(Screen[None]):
             return
         if self.lorad.readonly:
             self.say_error(LoradError("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly."))
-        elif not action.question or await self.app.push_screen_wait(Confirm(action, run)):
+        elif not self._asks(action) or await self.app.push_screen_wait(Confirm(action, run)):
             await self._do(action, run)
+
+    def _asks(self, action: Action) -> bool:
+        """Not where the daemon will refuse."""
+        return bool(action.question) and self.state() != RunState.ENDED
 
     async def _do(self, action: Action, run: str) -> None:
         try:

@@ -35,6 +35,7 @@ class RunScreen(RunsBase):
     def __init__(self, run: str) -> None:
         super().__init__()
         self._of, self._reader = run, RunReader(run)
+        self._state = ""
         self._recent: list[Json] = []
         self._checkpoints: list[Json] = []
 
@@ -55,6 +56,9 @@ class RunScreen(RunsBase):
     def selected(self) -> str:
         return self._of
 
+    def state(self) -> str:
+        return self._state
+
     def read(self, client: Client, changes: Changes) -> RunNews | None:
         return self._reader.read(client, changes)
 
@@ -62,6 +66,7 @@ class RunScreen(RunsBase):
         """Take in the news, then draw what they touch."""
         if data.reset:
             self._forget()
+        self._state = data.run["state"]
         self._checkpoints = self._checkpoints if data.checkpoints is None else data.checkpoints
         self._recent = (self._recent + data.steps)[-RECENT:]
         self._draw_curve(data)

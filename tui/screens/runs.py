@@ -16,16 +16,19 @@ from lorad.client import Client
 from lorad.text import number, one_line, why
 from lorad.tui import keys
 from lorad.tui.feed import Changes
-from lorad.tui.rows import cells, layout, needs, rate, wanted
+from lorad.tui.rows import BY_KEY, cells, layout, needs, rate, wanted
 from lorad.tui.screens.base import Line, RunsBase
 from lorad.tui.screens.run import RunScreen
 
 Json = dict[str, Any]
+ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
 MOST = 500  # rows in the table at once
 EMPTY = """No runs yet.
 
   lorad init               writes a spec to start from
-  lorad run SPEC --detach  starts it; it appears here"""
+  lorad run SPEC --detach  starts it; it appears here
+
+a shows runs that ended days ago."""
 
 
 class RunTable(DataTable[Text]):
@@ -92,7 +95,7 @@ class RunsScreen(RunsBase):
         self._widths, self._cells = widths, {}
         self.table.clear(columns=True)
         for key, width in widths.items():
-            self.table.add_column(Text(key), key=key, width=width)
+            self.table.add_column(Text(key, justify="right" if BY_KEY[key].right else "left"), key=key, width=width)
 
     def _remove(self, gone: set[str]) -> None:
         for name in gone:
@@ -130,7 +133,7 @@ class RunsScreen(RunsBase):
     def _title(self, runs: list[Json], found: list[Json]) -> Text:
         counts = Counter(str(run["state"]) for run in runs)
         speed = sum(rate(run) or 0 for run in runs)
-        parts = [", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"]
+        parts = [", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state]) or "no runs"]
         parts += [f"{number(speed, 0)} tok/s"] if speed else []
         parts += [f"{len(found)} of {len(runs)} shown"] if self.filter else []
         parts += [f"the first {MOST} of {len(found)}"] if len(found) > MOST else []
@@ -139,13 +142,12 @@ class RunsScreen(RunsBase):
         return Text.assemble(("lorad  ", "bold"), " · ".join(parts))
 
     def _draw_why(self) -> None:
-        name = self.selected()
-        run = next((run for run in self._runs or [] if run["name"] == name), None)
+        run = self._selected_run()
         reason = one_line(why(run)) if run else ""
         line = self.query_one("#why", Line)
-        line.say(f"{name}: {reason}" if reason else "")
+        line.say(f"{run['name']}: {reason}" if run and reason else "")
         line.display = bool(reason)
-        self.offer(name)
+        self.offer(run["name"] if run else None)
 
     # -- events and keys -------------------------------------------------------------------------------------------
     def selected(self) -> str | None:
@@ -153,6 +155,14 @@ class RunsScreen(RunsBase):
         if not self._cells or not table.is_valid_row_index(table.cursor_row):
             return None
         return table.coordinate_to_cell_key(Coordinate(table.cursor_row, 0)).row_key.value
+
+    def state(self) -> str:
+        run = self._selected_run()
+        return str(run["state"]) if run else ""
+
+    def _selected_run(self) -> Json | None:
+        name = self.selected()
+        return next((run for run in self._runs or () if run["name"] == name), None)
 
     def on_resize(self, event: events.Resize) -> None:
         self.draw()

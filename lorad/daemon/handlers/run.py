@@ -22,7 +22,7 @@ from lorad.errors import Conflict, StorageError
 from lorad.models.directory import read_config, resolve
 from lorad.spec_text import load_spec
 from lorad.specs import Spec, to_json
-from lorad.store import runs
+from lorad.store import events, runs
 
 
 class Body(Struct):
@@ -46,7 +46,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     request = await asyncio.to_thread(resolved, spec, body, facts)
     refuse_used(ctx, spec)
     directory = make_directory(ctx, spec, body.spec, request)
-    row = create(ctx, spec, directory, call.caller)
+    row = create(ctx, spec, directory, call.caller, facts.get("warnings", []))
     ctx.waker.poke()
     return run_view(row)
 
@@ -97,7 +97,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     return directory
 
 
-def create(ctx: Context, spec: Spec, directory: Path, caller: Caller) -> dict[str, Any]:
+def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> dict[str, Any]:
+    """The row, and what the preflight warned of as the run's first events."""
     with ctx.store.write():
         row = runs.create(
             ctx.store,
@@ -109,6 +110,8 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller) -> dict[st
             steps=spec.trainer.steps,
             priority=spec.resources.priority,
         )
+        for warning in warnings:
+            events.append(ctx.store, row["name"], "warning", {"message": warning})
         ctx.journal.append("created", row["name"], caller.name, directory=str(directory), time=time.time())
     return row
 

@@ -25,6 +25,7 @@ PLAIN: dict[str, Plain] = {
     "save": save.save,
     "unload": versions.unload,
     "close": slot.close_slot,
+    "evict": slot.evict_slot,
     "hello": about.hello,
     "status": about.status,
     "shutdown": about.shutdown,

@@ -10,7 +10,7 @@ from lorad.adapters.directory import verify
 from lorad.errors import Conflict
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
-from lorad.protocol.calls import Call, Closed, Nothing, Open, Opened
+from lorad.protocol.calls import Call, Closed, Evict, Nothing, Open, Opened
 from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
 
 
@@ -31,6 +31,15 @@ async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
     checksum = await pool.trainer.base_checksum()
     await pool.files.flush(call.run)
     return Closed(checksum)
+
+
+async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
+    """What the attempt has under way ends first."""
+    await pool.fence(args.run).settle()
+    tenant = pool.tenants.get(args.run)
+    if tenant is not None and tenant.attempt == args.attempt:
+        await pool.evict(tenant)
+    return Nothing()
 
 
 async def _clear(pool: Pool, call: Call) -> None:
