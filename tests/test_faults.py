@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from lorad.models.directory import resolve
 from tests.world import REPOSITORY, SMALL, World, world
 
 REWARDS = """
@@ -98,3 +101,27 @@ def few_problems(made: World) -> Path:
     line = '{{"question": "Ann has {0} apples and buys {0} more. How many apples has she?", "answer": "#### {1}"}}\n'
     path.write_text("".join(line.format(n, 2 * n) for n in range(2, 30)))
     return path
+
+
+def test_data_that_changed_between_attempts_is_told(made: World) -> None:
+    source = few_problems(made)
+    data = f"data={{train: '{source}', prompt_key: question, prompts_per_step: 2}}"
+    made.run("changed", data, "reward=gsm8k", "trainer.steps=2")
+    assert made.client.show("changed")["warnings"] == []
+    source.write_text(source.read_text().replace("Ann", "Bob"))
+    made.lorad("resume", "changed", "--steps", "3", "--wait")
+    assert "not what it was" in made.client.show("changed")["warnings"][0]
+
+
+def test_resume_on_other_base_weights_is_refused(made: World) -> None:
+    model = made.root / "model"
+    shutil.copytree(resolve("builtin:tiny"), model)
+    made.run("rebased", f"model.path={model}", "trainer.steps=2")
+    pool = made.client.show("rebased")["pool"]
+    made.client.stop_pool(pool)
+    made.until(lambda: pool not in {p["pool"] for p in made.client.pools()}, "the pool is gone")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    error = made.lorad("resume", "rebased", "--steps", "3", "--wait", expect=1).stderr
+    assert "not those that this run was trained on" in error

@@ -12,7 +12,7 @@ from lorad.driver.evaluate import evaluate, is_due
 from lorad.driver.params import Params
 from lorad.driver.publish import publish
 from lorad.driver.session import Session, State, StopFlag
-from lorad.errors import PoolLost
+from lorad.errors import Conflict, PoolLost
 from lorad.models.directory import linear_shapes, read_config
 from lorad.protocol.calls import Nothing, Open, Opened, PoolInfo
 from lorad.protocol.connection import Connection
@@ -40,6 +40,7 @@ def begin(session: Session) -> PoolInfo:
     info: PoolInfo = session.pool.call("hello", Nothing())
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
+    compare_with_before(session, info, records)
     restored = checkpoint.find(session, facts)
     opened = open_slot(session, info, restored)
     session.journal.append("attempt", restored.state.step if restored else 0, _attempt(session, info, restored, opened))
@@ -79,6 +80,20 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
     return opened
 
 
+def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
+    """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
+    before = next((r.data for r in reversed(records) if r.kind == "attempt"), None)
+    if before is None:
+        return
+    if before["base_checksum"] != info.base_checksum:
+        raise Conflict(
+            f"the weights of {info.model} are not those that this run was trained on",
+            hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
+        )
+    if before.get("data_sha256", "") != session.train_data.digest:
+        session.warn(f"{session.spec.data.train} is not what it was in the attempt before: other batches will come")
+
+
 def newest_version(session: Session, records: list[Record]) -> int:
     """The highest version number ever used, journaled or only on disk: numbers never rewind."""
     journaled = [r.data["version"] for r in records if r.kind == "version"]
@@ -95,6 +110,7 @@ def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | N
         base_checksum=info.base_checksum,
         resumed_from=restored.state.step if restored else None,
         parameters=opened.parameters,
+        data_sha256=session.train_data.digest,
     )
 
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 class Params(Struct, frozen=True):
     """One attempt. `resume_step`: of the checkpoint to go on from; None: the newest whole one, or a fresh start.
 
-    `steps` is the total; `pool_timeout` how long (seconds) to wait for the pool's first answer; `first_version` a number
-    that no version of this name ever had, not even of a run that was removed.
+    `steps` is the total; `pool_timeout` how long (seconds) to wait for the pool's first answer; `first_version` a
+    number that no version of this name ever had, not even of a run that was removed.
     """
 
     run: str

@@ -47,7 +47,7 @@ class Record(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """kind `attempt`. `resumed_from`: the step of the checkpoint, None for a fresh start."""
+    """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows."""
 
     pid: int
     steps: int  # the total asked for
@@ -55,6 +55,7 @@ class Attempt(Struct, frozen=True):
     base_checksum: str
     resumed_from: int | None
     parameters: int
+    data_sha256: str = ""
 
 
 class VersionFact(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
@@ -38,11 +39,15 @@ class Example(Struct, frozen=True):
 
 
 class Dataset(ABC):
-    """size: distinct prompts, None when endless. dropped: rows left out as too long. has_answers: see `Example`."""
+    """size: distinct prompts, None when endless. dropped: rows left out as too long. has_answers: see `Example`.
+
+    digest: sha256 (hex) of the rows, "" for a builtin task: a resume tells by it that a file was changed.
+    """
 
     size: int | None = None
     dropped: int = 0
     has_answers: bool = True
+    digest: str = ""
 
     @abstractmethod
     def take(self, position: int, n: int) -> list[Example]:
@@ -80,6 +85,7 @@ class RowDataset(Dataset):
         self._order: tuple[int, list[int]] | None = None
         self._rows = list(self._kept(rows))
         self.size = len(self._rows)
+        self.digest = _digest(self._rows)
         self.has_answers = any(data.answer_key in row.values for row in self._rows)
         if not self._rows:
             left_out = f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
@@ -170,6 +176,13 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
     found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
+
+
+def _digest(rows: Iterable[Row]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps([row.number, row.values], sort_keys=True, default=str).encode())
+    return digest.hexdigest()
 
 
 def _value(row: Row, data: Data, setting: Literal["prompt_key", "answer_key"]) -> Any:
