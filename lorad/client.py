@@ -31,12 +31,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from lorad.errors import DaemonUnreachable, from_wire
+from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.paths import Home, default_home
 
 Json = dict[str, Any]
 Items = list[Json]  # spelt out here: inside Client, `list` is a request
 Strings = list[str]
+CUT_OFF = (OSError, http.client.HTTPException, ValueError)  # what an answer that ends too early raises
+RESTART = "Start it with `lorad daemon start`."
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -97,49 +99,49 @@ class Client:
         return self._list(f"/v1/runs?all={int(all)}")
 
     def show(self, run: str) -> Json:
-        return self._get(f"/v1/runs/{quote(run)}")
+        return self._get(_path(run))
 
     def resume(self, run: str, *, step: int | None = None, steps: int | None = None) -> Json:
         """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run."""
-        return self._post(f"/v1/runs/{quote(run)}/resume", {"step": step, "steps": steps})
+        return self._post(f"{_path(run)}/resume", {"step": step, "steps": steps})
 
     def pause(self, run: str) -> Json:
-        return self._post(f"/v1/runs/{quote(run)}/pause", {})
+        return self._post(f"{_path(run)}/pause", {})
 
     def stop(self, run: str) -> Json:
-        return self._post(f"/v1/runs/{quote(run)}/stop", {})
+        return self._post(f"{_path(run)}/stop", {})
 
     def kill(self, run: str) -> Json:
-        return self._post(f"/v1/runs/{quote(run)}/kill", {})
+        return self._post(f"{_path(run)}/kill", {})
 
     def remove(self, run: str) -> Json:
         """Delete an ended or paused run with its directory."""
-        return self._delete(f"/v1/runs/{quote(run)}")
+        return self._delete(_path(run))
 
     def steps(self, run: str, *, after: int = 0, limit: int = 10000) -> Items:
         """Steps of the surviving lineage with step > after, in order."""
-        return self._list(f"/v1/runs/{quote(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
+        return self._list(f"{_path(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
 
     def evals(self, run: str) -> Items:
-        return self._list(f"/v1/runs/{quote(run)}/evals")
+        return self._list(f"{_path(run)}/evals")
 
     def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> Items:
         """Of one step (default: the last): {step, version, prompt_id, index, prompt, completion, answer, reward,
         advantage, finish, error, tokens, logprobs}."""
         query = {"limit": limit} | ({} if step is None else {"step": step})
-        return self._list(f"/v1/runs/{quote(run)}/samples?{urlencode(query)}")
+        return self._list(f"{_path(run)}/samples?{urlencode(query)}")
 
     def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> Json:
         """{text, offset, size}: from a byte offset (negative: from the end); `offset` is where to go on."""
         query = urlencode({"of": of, "offset": offset, "limit": limit})
-        return self._get(f"/v1/runs/{quote(run)}/logs?{query}")
+        return self._get(f"{_path(run)}/logs?{query}")
 
     # -- versions --------------------------------------------------------------------------------------------------
     def adapters(self, run: str | None = None) -> Items:
         return self._list(f"/v1/versions?{urlencode({'run': run} if run else {})}")
 
     def checkpoints(self, run: str) -> Items:
-        return self._list(f"/v1/runs/{quote(run)}/checkpoints")
+        return self._list(f"{_path(run)}/checkpoints")
 
     def export(self, version: str, directory: str) -> Json:
         """Copy a version, verified, as a PEFT directory: {version, path, sha256}. `version`: run@number."""
@@ -169,6 +171,8 @@ class Client:
         connection, response = self._request(method, path, body)
         try:
             answer: Json = json.loads(response.read())
+        except CUT_OFF as error:
+            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
         finally:
             connection.close()
         return answer
@@ -178,8 +182,8 @@ class Client:
         try:
             for line in response:
                 yield json.loads(line)
-        except (OSError, http.client.HTTPException) as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}") from error
+        except CUT_OFF as error:
+            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
         finally:
             connection.close()
 
@@ -193,14 +197,19 @@ class Client:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise DaemonUnreachable(
-                f"no daemon answers on {self.home.socket}: {error}", hint="Start it with `lorad daemon start`."
-            ) from error
+            raise DaemonUnreachable(f"no daemon answers on {self.home.socket}: {error}", hint=RESTART) from error
         if response.status >= 400:
             text = response.read()
             connection.close()
             raise from_wire(_error_body(text, response.status))
         return connection, response
+
+
+def _path(run: str) -> str:
+    """Of the requests about a run. Raises NotFound for what is no name and would be another path."""
+    if run in ("", ".", ".."):
+        raise NotFound(f"no run named {run!r}", hint="`lorad list --all` shows every run.")
+    return f"/v1/runs/{quote(run, safe='')}"
 
 
 def _error_body(text: bytes, status: int) -> dict[str, str]:

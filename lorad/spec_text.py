@@ -6,6 +6,7 @@ the line. Nothing in a spec can run code or blow up in memory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,12 +133,20 @@ def _scalar(node: ScalarNode, where: str) -> Any:
             case "int":
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
-                return float(text.replace(".inf", "inf").replace(".nan", "nan") if text[-1].isalpha() else text)
+                return _finite(text)
             case "str":
                 return text
     except ValueError as error:
         raise SpecError(f"{where}: {text[:40]!r}: {error}", hint="Quote it if it is text.") from None
     raise SpecError(f"{where}: {node.tag} has no place in a spec", hint="Leave the tag out.")
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError for infinities and NaN, also for those that only overflow: no key takes them."""
+    number = float(text.replace(".", "") if text[-1].isalpha() else text)
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
 
 
 def _lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:

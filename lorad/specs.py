@@ -7,19 +7,23 @@ reward) is checked by the preflight. Readers never see a key rewritten: derived 
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from lorad.errors import SpecError
 
-Positive = Annotated[int, Meta(gt=0)]
-NonNegative = Annotated[int, Meta(ge=0)]
+COUNT_LIMIT = 2**31 - 1
+Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
+NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
+Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+NAME_HINT = "A name is 1 to 63 of a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,7 +125,7 @@ class Rollout(Part, frozen=True):
 
     backend: str = "builtin"
     max_new_tokens: Positive = 16
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0  # 0: all
     stop: list[str] = []
@@ -155,7 +159,7 @@ class Resources(Part, frozen=True):
     """What the run needs and how it is treated."""
 
     devices: Annotated[int, Meta(ge=1, le=1)] = 1
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
     restart: Literal["never", "on-failure"] = "never"
 
 
@@ -170,7 +174,7 @@ class Spec(Part, frozen=True):
     """One run, as the user wants it."""
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
-    seed: NonNegative = 0
+    seed: Seed = 0
     deterministic: bool = True
     model: Model = Model()
     lora: Lora = Lora()
@@ -202,7 +206,8 @@ def convert(data: Any) -> Spec:
     try:
         return msgspec.convert(data, Spec)
     except msgspec.ValidationError as error:
-        raise SpecError(_readable(str(error))) from None
+        message = _readable(str(error))
+        raise SpecError(message, hint=_advice(message)) from None
 
 
 def to_json(spec: Spec) -> bytes:
@@ -229,6 +234,26 @@ def _refuse_unknown(data: dict[str, Any], part: type[Struct], prefix: str) -> No
 def _section(kind: Any) -> type[Struct] | None:
     candidates = (kind, *getattr(kind, "__args__", ()))
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, Struct)), None)
+
+
+def _advice(message: str) -> str:
+    """What the key that `message` begins with may be."""
+    kind: Any = Spec
+    default: Any = None
+    for part in message.partition(":")[0].partition("[")[0].split("."):
+        fields = {field.name: field for field in msgspec.structs.fields(_section(kind) or Spec)}
+        if part not in fields:
+            return "See `lorad init` for a spec."
+        kind, default = fields[part].type, fields[part].default
+        if default is msgspec.NODEFAULT and fields[part].default_factory is not msgspec.NODEFAULT:
+            default = fields[part].default_factory()
+    if message.startswith("name:"):
+        return NAME_HINT
+    if choices := [value for value in get_args(kind) if isinstance(value, str)]:
+        return f"Choose one of: {', '.join(choices)}."
+    if (section := _section(kind)) is not None:
+        return f"Its keys: {', '.join(section.__struct_fields__)}."
+    return f"The default is {msgspec.json.encode(default).decode()}."
 
 
 def _readable(message: str) -> str:

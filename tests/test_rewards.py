@@ -28,7 +28,7 @@ def sample(completion: str = "", answer: str = "", finish: str = "stop", **row: 
 
 
 def processes() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ def generate(
         str, typer.Argument(metavar="RUN[@N]", help="A run's name means its current version.", show_default=False)
     ],
     prompt: Annotated[str, typer.Argument(show_default=False)],
-    n: Annotated[int, typer.Option("-n", help="How many completions.", min=1)] = 1,
+    n: Annotated[int, typer.Option("-n", help="How many completions.", min=1, max=1024)] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is all.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Complete a prompt with a version; its pool is started if it is not warm."""

@@ -17,6 +17,8 @@ from lorad.errors import SpecError
 
 app = typer.Typer(add_completion=False)
 
+SIZE_LIMIT = 1 << 20  # bytes; a byte more and the daemon says that it is too large
+
 
 def option(flag: str, key: str) -> typer.models.OptionInfo:
     return typer.Option(flag, help=f"Same as {key}=…", show_default=False)  # type: ignore[no-any-return]
@@ -72,11 +74,11 @@ def run(
 
 def read_spec(spec: str) -> tuple[str, str, Path]:
     """(text, name for messages, directory that its relative paths start from)."""
-    if spec == "-":
-        return sys.stdin.read(), "<stdin>", Path.cwd()
-    path = Path(spec).expanduser()
+    path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
     try:
-        return path.read_text(), spec, path.absolute().parent
+        with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
+            text = file.read(SIZE_LIMIT + 1).decode()  # of an endless file, enough to refuse it
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{spec}: {reason}", hint="`lorad init` writes a spec to start from.") from None
+        raise SpecError(f"{source}: {reason}", hint="`lorad init` writes a spec to start from.") from None
+    return text, source, Path.cwd() if spec == "-" else path.absolute().parent

@@ -31,7 +31,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         else f"{number(data['eval_first'])} -> {number(data.get('eval_last'))}",
         "version": None if data.get("version") is None else f"{data['name']}@{data['version']}",
         "speed": f"{number(rates['tokens_per_second'], 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step"
-        if rates
+        if rates.get("tokens_per_second") is not None
         else None,
         "pool": data.get("pool"),
         "owner": data.get("owner"),

@@ -36,7 +36,7 @@ class Call(NamedTuple):
         try:
             return msgspec.convert(self.body or {}, kind)
         except msgspec.ValidationError as error:
-            raise SpecError(f"the request does not fit: {error}", hint="Is this lorad as old as its daemon?") from None
+            raise SpecError(f"the request does not fit: {error}", hint="Give another value; if it should fit, is this lorad as old as its daemon?") from None
 
     def text(self, key: str) -> str | None:
         return self.request.query.get(key)

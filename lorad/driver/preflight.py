@@ -122,12 +122,18 @@ def check_backends(spec: Spec, config: Config) -> None:
         if name not in known and name not in config.backends:
             there = ", ".join(sorted({*known, *config.backends}))
             raise SpecError(f"{key}: no backend {name!r}", hint=f"There is {there}; config.yaml can name others.")
+    if spec.rollout.engine_args and spec.rollout.backend == "builtin":
+        given = ", ".join(spec.rollout.engine_args)
+        raise SpecError(f"rollout.engine_args: the builtin engine takes none, {given} would do nothing", hint=_NO_ARGS)
     ranks = spec.trainer.tp * spec.trainer.pp * spec.trainer.dp
     if ranks > spec.resources.devices:
         raise SpecError(
             f"trainer: tp x pp x dp is {ranks} but resources.devices is {spec.resources.devices}",
             hint="Set them to 1, or ask for more devices.",
         )
+
+
+_NO_ARGS = "Leave them out, or name the rollout.backend that they are for."
 
 
 def model_directory(path: str, cwd: Path) -> Path:

@@ -17,13 +17,14 @@ from lorad.daemon.pools import ask_status, find_or_make, look_at_process, start_
 from lorad.daemon.processes import log_tail
 from lorad.daemon.request import Call
 from lorad.daemon.versions import find_version
-from lorad.errors import Conflict, PoolLost
+from lorad.errors import Conflict, PoolLost, SpecError
+from lorad.models.directory import read_config
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generate, LoadVersion
 from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import Data, NonNegative, NonNegativeFloat, Positive
+from lorad.specs import Data, NonNegative, NonNegativeFloat, Positive, Seed
 from lorad.store import runs
 from lorad.store.db import Row
 
@@ -38,7 +39,7 @@ class Wish(Struct, frozen=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0
     max_new_tokens: Positive = 64
-    seed: NonNegative = 0
+    seed: Seed = 0
     stop: list[str] = []
 
 
@@ -102,7 +103,8 @@ def ask(pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]
     """The completions, in order of their index; runs in a thread."""
     tokenizer, wish = Tokenizer(Path(pool.setup.model_path)), body.sampling
     tokens = np.array(tokenize(tokenizer, body.prompt, data), np.int32)
-    prompts = [Prompt("prompt", tokens, np.arange(wish.seed, wish.seed + wish.n, dtype=np.uint64))]
+    check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
+    prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
     sampling = Sampling(
         max_new_tokens=wish.max_new_tokens,
         temperature=wish.temperature,
@@ -120,6 +122,17 @@ def ask(pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]
         found[chunk.index]["tokens"] += chunk.tokens.tolist()
         found[chunk.index]["finish"] = chunk.finish or found[chunk.index]["finish"]
     return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]
+
+
+def check_length(prompt: int, new: int, model: Path) -> None:
+    limit = read_config(model).max_position_embeddings
+    if prompt == 0:
+        raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
+    if prompt + new > limit:
+        raise SpecError(
+            f"a prompt of {prompt} tokens and {new} new ones exceed the {limit} positions of the model",
+            hint="Shorten the prompt or lower max_new_tokens.",
+        )
 
 
 def tokenize(tokenizer: Tokenizer, text: str, data: Data) -> list[int]:

@@ -13,6 +13,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
 from lorad.errors import Conflict, IntegrityError, NotFound
+from lorad.specs import Positive
 from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -21,7 +22,7 @@ from lorad.store.db import Row
 
 class Body(Struct):
     step: int | None = None
-    steps: int | None = None
+    steps: Positive | None = None
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:

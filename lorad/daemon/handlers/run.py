@@ -38,7 +38,7 @@ class Body(Struct):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError, Conflict (the name is in use), StorageError; then nothing was made."""
     body = call.json(Body)
-    overrides = [*body.overrides, *([f"name={json.dumps(body.name)}"] if body.name else [])]
+    overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
     spec = anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd))
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)

@@ -16,9 +16,11 @@ from lorad.store import runs
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
-    """Of `step`, else of the last one. Raises NotFound, IntegrityError."""
+    """Of `step`, else of the last one, if there is one. Raises NotFound, IntegrityError."""
     run = runs.get(ctx.store, call.run)
     step = call.number("step", run["step"])
+    if call.text("step") is None and step == 0:
+        return []
     row = ctx.store.row(
         "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY attempt DESC",
         (call.run, step),
