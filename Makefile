@@ -62,7 +62,7 @@ bench: $(VENV)/.ready-bench
 	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
 
 kill9: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/kill9.py --rounds $(N) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --rounds $(N) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -17,7 +17,7 @@ from typer.main import get_command as build
 
 from lorad import __version__
 from lorad.cli.output import print_error
-from lorad.errors import LoradError
+from lorad.errors import LoradError, StorageError
 
 COMMANDS = (
     *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
@@ -74,4 +74,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # of a file that was named, or of the home
+        print_error(StorageError(f"{error.filename or 'lorad'}: {error.strerror or error}"))
         sys.exit(1)

@@ -8,7 +8,7 @@ import sys
 import time
 
 from lorad.client import Client
-from lorad.errors import DaemonUnreachable
+from lorad.errors import DaemonUnreachable, StorageError
 
 START_SECONDS = 20.0
 
@@ -26,7 +26,12 @@ def connected() -> Client:
 def start(client: Client) -> None:
     """Start the daemon in the background and wait until it answers. Two at once are fine: one of them wins."""
     home = client.home
-    home.daemon_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        home.daemon_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.daemon_log.touch()
+    except OSError as error:
+        hint = "Set LORAD_HOME to a directory that you may write; `lorad doctor` checks it."
+        raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
     with home.daemon_log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "lorad.daemon"],

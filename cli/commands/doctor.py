@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False)
 
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.sshfs", "beegfs")
 MINIMUM_FREE = 2 << 30
+WRITABLE = "Set LORAD_HOME to a directory that you may write."
 
 Check = dict[str, str | bool]
 
@@ -62,11 +63,16 @@ def machine() -> Iterator[Check]:
 
 
 def home_checks(home: Home) -> Iterator[Check]:
-    existing = next(p for p in (home.root, *home.root.parents) if p.exists())
+    try:
+        existing = next(p for p in (home.root, *home.root.parents) if p.exists())
+    except OSError as error:
+        yield check("home", False, f"{home.root}: {error.strerror}", WRITABLE)
+        return
+    yield check("home", existing.is_dir() and os.access(existing, os.W_OK | os.X_OK), str(home.root), WRITABLE)
     kind = _filesystem(existing)
     local = kind not in NETWORK_FILESYSTEMS
     hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
-    yield check("home", local, f"{home.root} ({kind})", hint)
+    yield check("filesystem", local, kind, hint)
     free = shutil.disk_usage(existing).free
     yield check("disk", free > MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space.")
     wanted = len(os.fsencode(home.root / "lorad.sock"))

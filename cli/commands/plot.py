@@ -84,5 +84,5 @@ def png_plot(curves: Curves, metric: str, path: Path) -> None:
     axes.set(xlabel="step", ylabel=metric, title=f"{metric} over steps")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, format="png", dpi=150)
     pyplot.close(figure)

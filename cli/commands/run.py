@@ -17,7 +17,7 @@ from lorad.errors import SpecError
 
 app = typer.Typer(add_completion=False)
 
-SIZE_LIMIT = 1 << 20  # bytes; a byte more and the daemon says that it is too large
+SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
 
 def option(flag: str, key: str) -> typer.models.OptionInfo:
@@ -77,7 +77,12 @@ def read_spec(spec: str) -> tuple[str, str, Path]:
     path, source = Path(spec).expanduser(), "<stdin>" if spec == "-" else spec
     try:
         with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
-            text = file.read(SIZE_LIMIT + 1).decode()  # of an endless file, enough to refuse it
+            data = file.read(SIZE_LIMIT + 1)
+        if len(data) > SIZE_LIMIT:
+            raise SpecError(
+                f"{source}: larger than 1 MiB", hint="A spec is a page of YAML; data goes into its own files."
+            )
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{source}: {reason}", hint="`lorad init` writes a spec to start from.") from None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lorad.errors import SpecError
 
 T = TypeVar("T", bound=Struct)
+Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
 
 
 class Caller(NamedTuple):
@@ -36,7 +37,8 @@ class Call(NamedTuple):
         try:
             return msgspec.convert(self.body or {}, kind)
         except msgspec.ValidationError as error:
-            raise SpecError(f"the request does not fit: {error}", hint="Give another value; if it should fit, is this lorad as old as its daemon?") from None
+            hint = "Give another value. If this one should fit: is lorad as old as its daemon?"
+            raise SpecError(f"the request does not fit: {error}", hint=hint) from None
 
     def text(self, key: str) -> str | None:
         return self.request.query.get(key)
@@ -45,6 +47,6 @@ class Call(NamedTuple):
         """An integer of the query. Raises SpecError."""
         value = self.request.query.get(key, "")
         try:
-            return int(value) if value else default
-        except ValueError:
+            return msgspec.convert(value, Number, strict=False) if value else default
+        except msgspec.ValidationError:
             raise SpecError(f"{key}={value} is not a whole number", hint=f"Give {key} as digits.") from None

@@ -54,7 +54,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     body = call.json(Body)
     version = find_version(ctx, body.version)
     run = runs.get(ctx.store, version["run"])
-    pool, data = pool_for(ctx, run), spec_of(run).data
+    pool, data = await admitted(ctx, run), spec_of(run).data
     pool.guests += 1
     try:
         await ready(ctx, pool)
@@ -67,6 +67,19 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 
 def name_of(version: Row) -> str:
     return f"{version['run']}@{version['version']}"
+
+
+async def admitted(ctx: Context, run: Row) -> Pool:
+    """`pool_for`, when the idle pools that are in its way have stopped."""
+    deadline = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
+    while True:
+        try:
+            return pool_for(ctx, run)
+        except Conflict:
+            stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
+            if not stopping or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def pool_for(ctx: Context, run: Row) -> Pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lorad.daemon.context import Context
+from lorad.daemon.handlers.stop import refuse_ended
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
 from lorad.states import EndReason, Move, RunState
@@ -14,6 +15,7 @@ from lorad.store import runs
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises Conflict when the run has ended."""
     run = runs.get(ctx.store, call.run)
+    refuse_ended(run)
     who = call.caller.name
     if run["state"] in (RunState.QUEUED, RunState.PAUSED):
         ctx.move(call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run['state']}", by=who)

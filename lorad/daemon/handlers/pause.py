@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lorad.daemon.context import Context
+from lorad.daemon.handlers.stop import refuse_ended
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
 from lorad.errors import Conflict
@@ -15,6 +16,9 @@ from lorad.store import runs
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises Conflict when the run is over, or is being stopped for good."""
     run = runs.get(ctx.store, call.run)
+    refuse_ended(run)
+    if run["state"] == RunState.PAUSED:
+        raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` goes on.")
     if run["state"] == RunState.STOPPING:
         if run["wanted"] != "pause":
             raise Conflict(f"run {call.run} is being ended ({run['wanted']})", hint="Resume it when it has ended.")

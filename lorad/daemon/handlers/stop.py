@@ -7,13 +7,16 @@ from typing import Any
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
+from lorad.errors import Conflict
 from lorad.states import EndReason, Move, RunState
 from lorad.store import runs
+from lorad.store.db import Row
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises Conflict when the run has ended."""
     run = runs.get(ctx.store, call.run)
+    refuse_ended(run)
     who = call.caller.name
     if run["state"] in (RunState.QUEUED, RunState.PAUSED):
         ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run['state']}", by=who)
@@ -25,3 +28,9 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         runs.set_fields(ctx.store, call.run, wanted="stop")
     ctx.waker.poke()
     return run_view(runs.get(ctx.store, call.run))
+
+
+def refuse_ended(run: Row) -> None:
+    if run["state"] == RunState.ENDED:
+        hint = f"`lorad resume {run['name']}` goes on from its last checkpoint."
+        raise Conflict(f"run {run['name']} has ended already ({run['reason']})", hint=hint)
