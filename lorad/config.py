@@ -11,9 +11,8 @@ from lorad.errors import SpecError
 
 
 class Backend(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a backend lives: a Python interpreter of its own, or a class of the user's (`module:Class`)."""
+    """A backend of the user's: its classes as `module:Class`, and the directory that they are imported from."""
 
-    python: str | None = None
     engine: str | None = None
     trainer: str | None = None
     pythonpath: str | None = None

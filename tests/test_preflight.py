@@ -168,5 +168,8 @@ def test_the_module_answers_in_json(tmp_path: Path) -> None:
     good = run_module(json.dumps({"spec": {"name": "x"}, "cwd": str(tmp_path)}))
     assert good["ok"] and good["facts"]["model_path"] == str(TINY)
     bad = run_module(json.dumps({"spec": {"lora": {"rank": 0}}, "cwd": str(tmp_path)}))
-    assert bad == {"ok": False, "error": {"kind": "SpecError", "message": "lora.rank: Expected int >= 1", "hint": ""}}
+    assert bad == {
+        "ok": False,
+        "error": {"kind": "SpecError", "message": "lora.rank: Expected int >= 1", "hint": "The default is 16."},
+    }
     assert run_module("{")["ok"] is False

@@ -33,7 +33,7 @@ Check = dict[str, str | bool]
 def doctor(as_json: AsJson = False) -> None:
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
-    checks = [*machine(), *home_checks(home), *backends(home), *daemon(home)]
+    checks = [*machine(), *home_checks(home), *config(home), *daemon(home)]
     if as_json:
         print_json(checks)
     else:
@@ -80,19 +80,11 @@ def home_checks(home: Home) -> Iterator[Check]:
     yield check("socket", True, f"{home.socket}{aside}")
 
 
-def backends(home: Home) -> Iterator[Check]:
-    """The interpreters that config.yaml names: each must be able to import its package."""
+def config(home: Home) -> Iterator[Check]:
     try:
-        config = load(home.config)
+        load(home.config)
     except LoradError as error:
         yield check("config", False, error.message, error.hint)
-        return
-    packages = {"sglang": "sglang", "vllm": "vllm", "megatron": "megatron.bridge"}
-    for name, backend in config.backends.items():
-        if backend.python:
-            package = packages.get(name, name)
-            found = _command(os.path.expanduser(backend.python), "-c", f"import {package}; print('imports {package}')")
-            yield check(name, found is not None, found or f"{backend.python} cannot import {package}")
 
 
 def daemon(home: Home) -> Iterator[Check]:

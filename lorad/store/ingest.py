@@ -98,6 +98,7 @@ def _set_place(connection: sqlite3.Connection, run: str, found: list[tuple[Recor
     place = Place(start, found[-1][1], found[-1][0].seq, found[-1][0].crc) if found else before
     connection.execute(
         'INSERT INTO journal_offsets (run, start, "offset", seq, crc) VALUES (?, ?, ?, ?, ?) '
-        "ON CONFLICT DO UPDATE SET start = ?2, offset = ?3, seq = ?4, crc = ?5",
+        "ON CONFLICT DO UPDATE SET start = excluded.start, offset = excluded.offset, seq = excluded.seq, "
+        "crc = excluded.crc",
         (run, place.start, place.offset, place.seq, place.crc),
     )

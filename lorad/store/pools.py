@@ -53,7 +53,8 @@ def lease(store: Store, pool: str, device: str, why: str) -> None:
     """Write down that a pool holds a device; the lock that makes it true is the caller's."""
     with store.write() as connection:
         connection.execute(
-            "INSERT INTO leases (device, pool, why, taken_at) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET why = ?2",
+            "INSERT INTO leases (device, pool, why, taken_at) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET why = excluded.why",
             (device, pool, why, time.time()),
         )
 
