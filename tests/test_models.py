@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from lorad.errors import SpecError
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
-from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve
+from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve, weight_files
 from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora, MixedLora
@@ -261,3 +261,13 @@ def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SpecError, match="no-such-org/no-such-model") as caught:
         resolve("no-such-org/no-such-model")
     assert "local directory" in caught.value.hint
+
+
+def test_a_single_file_wins_over_the_index_of_shards_that_are_gone(tmp_path: Path) -> None:
+    make_model(tmp_path, shard="20KB")
+    for shard in tmp_path.glob("model-*.safetensors"):
+        shard.unlink()
+    index = (tmp_path / "model.safetensors.index.json").read_bytes()
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
