@@ -99,6 +99,10 @@ class RewardSpec(Part, frozen=True):
     timeout: PositiveFloat = 10.0  # seconds for one sample
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 1.0  # a step whose share of failed samples reaches this fails
 
+    def __post_init__(self) -> None:
+        if self.pattern is not None and self.name != "regex":
+            raise ValueError(f"pattern is for regex, not for {self.name}")
+
 
 class Trainer(Part, frozen=True):
     """Optimizer and parallelism. AdamW (Loshchilov & Hutter, 2019)."""
@@ -175,7 +179,7 @@ class Spec(Part, frozen=True):
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
     seed: Seed = 0
-    deterministic: bool = True
+    deterministic: bool = True  # no batch is shared with other calls: bit for bit the same on the CPU
     model: Model = Model()
     lora: Lora = Lora()
     algorithm: Algorithm = Algorithm()

@@ -69,7 +69,7 @@ def submit(ctx: Context, name: str, model: str = "/models/tiny", **sections: Any
         {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
     )
     request = Request("/", "spec", [], model, "float32", 1000)
-    create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"))
+    create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
     ctx.waker.poke()
 
 

@@ -225,6 +225,7 @@ async def test_moves_are_in_the_daemons_journal(home: Path) -> None:
 
 @pytest.mark.parametrize("wanted", ["pause", "stop"])
 async def test_a_stop_before_the_first_record_loses_nothing(home: Path, wanted: str) -> None:
+    behave(home, driver={"seconds": 1.0})
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "starting")

@@ -17,9 +17,9 @@ seed: 3
 lora: {rank: 8, alpha: 16, dropout: 0.1}
 algorithm: {group_size: 4, minibatches: 2}
 data: {train: sort, prompts_per_step: 4}
-trainer: {lr: 2.0e-3, steps: 10, schedule: cosine, warmup_steps: 2}
+trainer: {lr: 2.0e-3, steps: 60, schedule: cosine, warmup_steps: 2}
 rollout: {max_new_tokens: 12}
-eval: {every: 5, problems: 16}
+eval: {every: 15, problems: 16}
 checkpoint: {every: 3, keep: 2}
 """
 
@@ -55,7 +55,8 @@ def test_killed_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[st
     assert over["state"] == "ended" and over["reason"] == "lost"
     made.lorad("resume", name, "--wait")
     assert made.facts(name) == expected
-    assert [a["resumed_from"] for a in made.client.show(name)["attempts"]] == [None, 3]
+    first, second = made.client.show(name)["attempts"]
+    assert first["resumed_from"] is None and second["resumed_from"] % 3 == 0
 
 
 def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[str, Any]]) -> None:

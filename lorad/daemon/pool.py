@@ -34,6 +34,7 @@ class PoolSetup(Struct, frozen=True):
     mode: str
     threads: int
     device: str
+    deterministic: bool = True
     socket: str = ""
     trainer_class: str | None = None
     engine_class: str | None = None
@@ -45,7 +46,7 @@ class PoolSetup(Struct, frozen=True):
         return json.dumps(
             [
                 *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
-                *(self.trainer_class, self.engine_class, self.pythonpath),
+                *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic),
             ]
         )
 
@@ -106,6 +107,7 @@ def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dt
         mode="fused" if spec.pool.mode == "auto" else spec.pool.mode,
         threads=spec.pool.threads or (1 if parameters < SMALL_MODEL else len(os.sched_getaffinity(0))),
         device=device.name,
+        deterministic=spec.deterministic,
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,

@@ -28,7 +28,7 @@ from lorad.errors import AdapterRefused, SpecError, to_wire
 from lorad.models.config import ModelConfig
 from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve
 from lorad.paths import Home, default_home
-from lorad.rl.data import Dataset, load_data, load_eval
+from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert
@@ -93,7 +93,7 @@ def preflight(
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     needed = base_memory(spec, directory, device, warm) + size * 4 * SLOT_COPIES
     free = available_memory() if available is None and device == "cpu" else available
-    check_memory(needed, free, device)
+    check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
     data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
@@ -109,7 +109,7 @@ def preflight(
         dataset_size=data.size,
         dropped=data.dropped,
         eval_size=len(held_out),
-        warnings=warnings(spec, adapter, tokenizer, data),
+        warnings=warnings(spec, adapter, tokenizer, data, held_out),
     )
 
 
@@ -189,10 +189,11 @@ def base_memory(spec: Spec, directory: Path, device: str, warm: bool) -> int:
     return 0 if warm else memory_estimate(directory, dtype)
 
 
-def check_memory(needed: int, free: int | None, device: str) -> None:
-    if free is not None and needed > free:
+def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:
+    if free is not None and needed > free * fraction:
         raise SpecError(
-            f"model.path: base and adapter need {shown(needed)} on {device}, {shown(free)} are free",
+            f"model.path: base and adapter need {shown(needed)} on {device}, {shown(free)} are free, of which a pool "
+            f"may take {fraction:.0%} (pool.memory_fraction)",
             hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank, or a smaller model.",
         )
 
@@ -211,7 +212,9 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
         raise SpecError(f"reward: {name} needs {', '.join(missing)}, which the data does not have", hint=hint)
 
 
-def warnings(spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset) -> list[str]:
+def warnings(
+    spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
+) -> list[str]:
     """What is allowed and probably not meant."""
     found = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
@@ -223,6 +226,8 @@ def warnings(spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dat
         "model: its tokenizer names no end token; every sample will run to rollout.max_new_tokens": not (
             tokenizer.eos_ids or spec.rollout.stop
         ),
+        "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
+        and not held_out,
         f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped > 0,
         f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them twice": data.size
         is not None

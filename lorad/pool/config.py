@@ -17,8 +17,9 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One base model on one device, with a trainer and an engine.
 
     model: as in the spec; model_path: the directory that it resolved to. dtype `auto` is the checkpoint's own on a GPU
-    and float32 on the CPU. trainer_class and engine_class: `module:Class` that replaces what the name means;
-    pythonpath: where such modules are found, separated as in PYTHONPATH.
+    and float32 on the CPU. deterministic: samples of one call share a batch with no other call's. trainer_class and
+    engine_class: `module:Class` that replaces what the name means; pythonpath: where such modules are found, separated
+    as in PYTHONPATH.
     """
 
     pool: str
@@ -33,6 +34,7 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mode: Literal["fused"] = "fused"
     threads: Annotated[int, Meta(gt=0)] = 1
     device: str = "cpu"
+    deterministic: bool = True
     pythonpath: str | None = None
 
 

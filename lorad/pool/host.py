@@ -62,7 +62,7 @@ async def opened(config: PoolConfig) -> AsyncIterator[Pool]:
         trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
         engine_type: Any = engine_class(config.engine, config.engine_class)
         trainer: Trainer = trainer_type(base, compute, config.model)
-        engine: Engine = engine_type(base, compute, Path(config.model_path))
+        engine: Engine = engine_type(base, compute, Path(config.model_path), mix_calls=not config.deterministic)
         info = await _info(config, trainer, engine, base)
         pool = Pool(info, trainer, engine, base.config.vocab_size)
         try:
