@@ -30,19 +30,22 @@ def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
 
 
 def _watch(client: Client, name: str, view: Silent) -> Json:
-    step, attempt = None, 0
+    step, evaluated, attempt = None, -1, 0
     while True:
         try:
             run = client.show(name)
             if step is None or run["attempt"] != attempt:  # what an earlier attempt did is not told again
                 attempt, step = run["attempt"], run["step"]
+                evaluated = step or -1
             step = min(step, run["step"])
             steps = client.steps(name, after=step)
+            evals = [e for e in client.evals(name) if e["step"] > evaluated]
         except DaemonUnreachable:
             start(client)
             continue
-        view.update(run, steps)
+        view.update(run, steps, evals)
         step = steps[-1]["step"] if steps else step
+        evaluated = evals[-1]["step"] if evals else evaluated
         if run["state"] in OVER:
             return run
         time.sleep(PERIOD)
@@ -55,8 +58,8 @@ class Silent:
     def shown(self) -> Iterator[None]:
         yield
 
-    def update(self, run: Json, steps: list[Json]) -> None:
-        """Take in the run as it is and its new steps."""
+    def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
+        """Take in the run as it is, its new steps and its new evaluations."""
 
 
 class Lines(Silent):
@@ -65,13 +68,15 @@ class Lines(Silent):
     def __init__(self) -> None:
         self._said = ""
 
-    def update(self, run: Json, steps: list[Json]) -> None:
+    def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
         state = f"{run['name']}: {run['state']}" + (f" ({run['waiting']})" if run.get("waiting") else "")
         if state != self._said and run["state"] not in OVER:  # how it ended is told last, by the verb
             self._said = state
             note(state)
         for step in steps:
             note(f"step {step['step']}/{run['steps']}  {_figures(step['metrics'])}")
+        for found in evals:
+            note(_evaluation(found))
 
 
 class Live(Silent):
@@ -89,7 +94,6 @@ class Live(Silent):
             console=Console(stderr=True),
         )
         self._task = self._progress.add_task("", total=None, figures="")
-        self._eval: tuple[Any, Any] = (None, None)
         self._figures = ""
 
     @contextmanager
@@ -97,13 +101,9 @@ class Live(Silent):
         with self._progress:
             yield
 
-    def update(self, run: Json, steps: list[Json]) -> None:
-        seen = (run.get("eval_first"), run.get("eval_last"))
-        if seen != self._eval:
-            self._eval = seen
-            self._progress.console.print(
-                f"step {run['step']}: held-out eval {number(seen[1])} (before training {number(seen[0])})", markup=False
-            )
+    def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
+        for found in evals:
+            self._progress.console.print(_evaluation(found), markup=False, highlight=False)
         if steps:
             last = steps[-1]["metrics"]
             left = (run["steps"] - run["step"]) * sum(s["metrics"]["seconds"] for s in steps) / len(steps)
@@ -116,6 +116,10 @@ class Live(Silent):
             completed=run["step"],
             figures=waiting or self._figures,
         )
+
+
+def _evaluation(found: Json) -> str:
+    return f"held-out eval at step {found['step']}: {number(found['score'])} on {found['problems']} problems"
 
 
 def _figures(m: Json) -> str:

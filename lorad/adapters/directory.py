@@ -133,7 +133,7 @@ def sweep(parent: Path) -> list[Path]:
     return leftovers
 
 
-_ELSEWHERE = "Use another version or checkpoint; `lorad verify RUN` lists those that are whole."
+_ELSEWHERE = "Use another one: `lorad adapters RUN` and `lorad checkpoints RUN` show what there is."
 
 
 def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:
@@ -175,7 +175,9 @@ def _storage(final: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = _FULL.get(error.errno or 0, error.strerror or str(error))
-        hint = "Free some space (`lorad gc`)" if error.errno in _FULL else "Check the directory and its mode"
+        hint = (
+            "Free some space (`lorad rm` deletes a run)" if error.errno in _FULL else "Check the directory and its mode"
+        )
         raise StorageError(
             f"{final} could not be written: {reason}", hint=f"{hint}, or set `storage` in config.yaml; then resume."
         ) from error

@@ -82,7 +82,7 @@ class LoadedVersions:
             elif entry.digest != digest:
                 raise IntegrityError(
                     f"{version} is loaded as sha256 {entry.digest}, not {digest}",
-                    hint="`lorad verify` tells whether its files were changed.",
+                    hint="Its files were changed since; use another version.",
                 )
             entry.served, entry.used = True, next(_clock)
             self._trim()

@@ -89,5 +89,5 @@ class Versions:
     def _find(self, name: str) -> Held:
         held = self.base if name == BASE else self.table.get(name)
         if held is None or held.leaving:
-            raise NotFound(f"version {name} is not loaded", hint="`lorad adapters` shows what is; `lorad pin` loads it")
+            raise NotFound(f"version {name} is not loaded", hint="`lorad adapters` shows what is")
         return held

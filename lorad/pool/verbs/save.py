@@ -18,7 +18,8 @@ async def save(pool: Pool, call: Call, args: Save) -> Saved:
         files = await pool.trainer.save(tenant.run, Path(args.directory))
     except (OSError, SafetensorError) as error:
         raise StorageError(
-            f"{args.directory} could not be written: {error}", hint="Free some space (`lorad gc`), then resume the run."
+            f"{args.directory} could not be written: {error}",
+            hint="Free some space (`lorad rm` deletes a run), then resume.",
         ) from error
     await pool.files.flush(tenant.run)
     return Saved(files)

@@ -42,6 +42,6 @@ async def _read(pool: Pool, args: LoadVersion) -> AdapterSource:
     if (digest := await asyncio.to_thread(adapter.digest)) != args.sha256:
         raise IntegrityError(
             f"{args.directory}: its tensors have sha256 {digest}, {args.version} is {args.sha256}",
-            hint="`lorad verify` tells which file was changed; nothing was loaded.",
+            hint="Its files were changed, and nothing was loaded; use another version.",
         )
     return AdapterSource(args.sha256, adapter=adapter)
