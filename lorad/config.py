@@ -33,6 +33,12 @@ def load(path: Path) -> Config:
     if not path.exists():
         return Config()
     try:
-        return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config)
+        return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config, dec_hook=_path)
     except (msgspec.ValidationError, yaml.YAMLError) as error:
-        raise SpecError(f"{path}: {error}", hint="Mend or remove that key; README lists them all.") from None
+        raise SpecError(f"{path}: {error}", hint="Mend or remove that key; the README lists them all.") from None
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str) and Path(value).expanduser().is_absolute():
+        return Path(value).expanduser()
+    raise ValueError(f"expected an absolute path, got {value!r}")

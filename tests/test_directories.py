@@ -76,7 +76,7 @@ def test_a_full_disk_is_told_with_the_directory_and_leaves_nothing_behind(tmp_pa
 
     with pytest.raises(StorageError, match="the disk is full") as told:
         write_directory(tmp_path / "v", fill)
-    assert str(tmp_path / "v") in str(told.value) and "gc" in told.value.hint
+    assert str(tmp_path / "v") in str(told.value) and "lorad rm" in told.value.hint
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from lorad.models.directory import resolve
+from tests.leftovers import kill_leftovers
 from tests.world import REPOSITORY, SMALL, World, world
 
 REWARDS = """
@@ -125,3 +128,29 @@ def test_resume_on_other_base_weights_is_refused(made: World) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     error = made.lorad("resume", "rebased", "--steps", "3", "--wait", expect=1).stderr
     assert "not those that this run was trained on" in error
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() -> None:
+    with world() as made, small_disk(made, "7m") as disk:
+        made.home.root.mkdir()
+        made.home.config.write_text(f"storage: {disk}")
+        run = made.run("full", "trainer.steps=60", expect=1)  # half a megabyte a step
+        assert run["reason"] == "failed" and "No space left" in run["detail"] + made.lorad("logs", "full").stdout
+        good = made.client.checkpoints("full")[-1]["step"]
+        subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
+        made.lorad("resume", "full", "--steps", str(good + 2), "--wait")
+        assert made.client.show("full")["step"] == good + 2
+
+
+@contextmanager
+def small_disk(made: World, size: str) -> Iterator[Path]:
+    disk = made.root / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only a user who may mount can make a small disk")
+    try:
+        yield disk
+    finally:
+        kill_leftovers(made.home.root)
+        subprocess.run(["umount", "--lazy", disk], check=True)
