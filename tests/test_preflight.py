@@ -173,3 +173,12 @@ def test_the_module_answers_in_json(tmp_path: Path) -> None:
         "error": {"kind": "SpecError", "message": "lora.rank: Expected int >= 1", "hint": "The default is 16."},
     }
     assert run_module("{")["ok"] is False
+
+
+def test_a_truncated_weight_file_is_told(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(resolve("builtin:tiny"), model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(SpecError, match=r"model\.safetensors is damaged"):
+        check(tmp_path, {"model": {"path": str(model)}})

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from safetensors import SafetensorError, safe_open
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.peft import read_peft
@@ -26,7 +27,7 @@ from lorad.driver.rewards import Rewarder
 from lorad.engines import registry as engines
 from lorad.errors import AdapterRefused, SpecError, to_wire
 from lorad.models.config import ModelConfig
-from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve
+from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve, weight_files
 from lorad.paths import Home, default_home
 from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
@@ -86,6 +87,7 @@ def preflight(
     check_backends(spec, load_config((home or Home(default_home())).config))
     directory = model_directory(spec.model.path, cwd)
     config = read_config(directory)
+    check_weights(directory)
     shapes = linear_shapes(config)
     adapter = adapter_config(spec, shapes)
     check_adapter(spec, adapter, shapes, cwd)
@@ -181,6 +183,16 @@ def check_length(spec: Spec, config: ModelConfig) -> None:
             f"{spec.rollout.max_new_tokens} is {wanted} tokens, the model has {there} positions",
             hint="Lower one of the two.",
         )
+
+
+def check_weights(directory: Path) -> None:
+    """Every weight file is as long as its header says. Raises SpecError; tensors are checked when they are loaded."""
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise SpecError(f"model.path: {path} is damaged: {error}", hint="Download or copy it again.") from None
 
 
 def base_memory(spec: Spec, directory: Path, device: str, warm: bool) -> int:

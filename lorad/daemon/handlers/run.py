@@ -76,11 +76,14 @@ def fresh_name(ctx: Context) -> str:
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
     """Raises Conflict when a run, or the files of one, have the name."""
-    used = ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (spec.name,))
-    left = (ctx.runs_root / str(spec.name) / "journal.jsonl").exists()
-    if used or left:
-        what = "there is a run" if used else f"{ctx.runs_root / str(spec.name)} holds the files of a run"
-        raise Conflict(f"{what} named {spec.name}", hint=f"Choose another name, or `lorad rm {spec.name}`.")
+    if ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (spec.name,)):
+        raise Conflict(f"there is a run named {spec.name}", hint=f"Choose another name, or `lorad rm {spec.name}`.")
+    directory = ctx.runs_root / str(spec.name)
+    if (directory / "journal.jsonl").exists():
+        raise Conflict(
+            f"{directory} holds the files of a run that the database does not know",
+            hint="Choose another name, or move that directory away.",
+        )
 
 
 def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
