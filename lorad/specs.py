@@ -149,6 +149,7 @@ class Checkpoint(Part, frozen=True):
     every: Positive = 10
     keep: Positive = 3
     keep_versions: NonNegative = 64  # files of the newest versions that stay though nothing refers to them; 0: all
+    keep_samples: NonNegative = 1000  # steps whose samples stay; 0: all
 
 
 class Pool(Part, frozen=True):

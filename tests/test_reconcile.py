@@ -198,13 +198,15 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-async def test_only_the_newest_checkpoints_and_versions_stay(home: Path) -> None:
+async def test_only_the_newest_checkpoints_versions_and_samples_stay(home: Path) -> None:
     async with reconciling(home) as ctx:
-        submit(ctx, "a", trainer={"steps": 10}, checkpoint={"every": 2, "keep": 2, "keep_versions": 1})
+        keep = {"keep": 2, "keep_versions": 1, "keep_samples": 3}
+        submit(ctx, "a", trainer={"steps": 10}, checkpoint={"every": 2} | keep)
         await until_state(ctx, "a", "ended")
         directory = ctx.home.run("a")
         await until(lambda: names(directory.checkpoints) == ["000008-a1", "000010-a1"])
         await until(lambda: names(directory.versions) == ["001008", "001010"])
+        await until(lambda: names(directory.samples) == ["000008.jsonl", "000009.jsonl", "000010.jsonl"])
         assert [c["step"] for c in checkpoints(ctx.store, "a")] == [8, 10]
 
 

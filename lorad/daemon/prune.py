@@ -23,13 +23,14 @@ LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver aske
 
 
 def prune(ctx: Context, run: Row) -> None:
-    """Delete what the spec's `checkpoint.keep` and `keep_versions` do not keep. Nothing while an attempt begins."""
+    """Delete what `keep`, `keep_versions` and `keep_samples` of the spec do not keep. Nothing while an attempt begins."""
     if run["state"] not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run["resume_step"] is not None:
         return
     sweep(run_dir(run))
     kept = checkpoints(ctx.store, run["name"])[-spec_of(run).checkpoint.keep :]
     prune_checkpoints(ctx, run, kept)
     prune_versions(ctx, run, kept)
+    prune_samples(run)
 
 
 def prune_checkpoints(ctx: Context, run: Row, kept: list[Row]) -> None:
@@ -59,6 +60,12 @@ def prune_versions(ctx: Context, run: Row, kept: list[Row]) -> None:
         path = Path(row["path"])
         if row["version"] not in needed and not row["pinned"] and not row["aliases"] and path.is_dir():
             remove(ctx, path)
+
+
+def prune_samples(run: Row) -> None:
+    keep = spec_of(run).checkpoint.keep_samples
+    for path in listed(run_dir(run).samples)[:-keep] if keep else []:  # by step, then attempt
+        path.unlink()
 
 
 def remove(ctx: Context, path: Path) -> None:

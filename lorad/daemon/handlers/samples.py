@@ -36,7 +36,9 @@ def read(path: Path, sha256: str, limit: int) -> list[dict[str, Any]]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise NotFound(f"{path}: {error.strerror}", hint="Only the files of this step are gone.") from None
+        raise NotFound(
+            f"{path}: {error.strerror}", hint="checkpoint.keep_samples says how many steps keep theirs."
+        ) from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it.")
     return [msgspec.json.decode(line) for line in data.splitlines()[: max(limit, 0)]]
