@@ -23,7 +23,7 @@ LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver aske
 
 
 def prune(ctx: Context, run: Row) -> None:
-    """Delete what `keep`, `keep_versions` and `keep_samples` of the spec do not keep. Nothing while an attempt begins."""
+    """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
     if run["state"] not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run["resume_step"] is not None:
         return
     sweep(run_dir(run))
