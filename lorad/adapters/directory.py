@@ -82,9 +82,9 @@ def commit(temporary: Path, final: Path, facts: Mapping[str, Any] | None = None)
         manifest = _sealed({name: _fact(temporary / name) for name in sorted(_files(temporary))}, dict(facts or {}))
         (temporary / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
         for path in (*temporary.rglob("*"), temporary):
-            _fsync(path)
+            fsync(path)
         temporary.rename(final)
-        _fsync(final.parent)
+        fsync(final.parent)
     return manifest
 
 
@@ -156,7 +156,8 @@ def _fact(path: Path) -> FileFact:
         return FileFact(sha256=digest, bytes=file.tell())
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Of a file or a directory: what was written or renamed there is on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

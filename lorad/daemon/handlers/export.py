@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from lorad.adapters.directory import MANIFEST, read_manifest, verify
+from lorad.adapters.directory import MANIFEST, fsync, read_manifest, verify
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.versions import find_version
@@ -48,11 +47,3 @@ def copy(source: Path, target: Path) -> None:
     except OSError as error:
         raise StorageError(f"{error.filename or target}: {error.strerror}", hint="Choose another directory.") from error
     verify(target)
-
-
-def fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
