@@ -108,18 +108,21 @@ def test_second_run_on_the_same_base_waits_and_says_why(made: World) -> None:
 
 
 def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
+    made.lorad("daemon", "start")
     process = subprocess.Popen(
-        [sys.executable, "-m", "lorad", "run", str(made.spec()), "--name", "detached"],
+        [sys.executable, "-m", "lorad", "run", str(made.spec(LONG)), "--name", "detached"],
         env=os.environ | {"LORAD_HOME": str(made.home.root)},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
     )
     made.until(lambda: "detached" in {r["name"] for r in made.client.list()}, "the run exists")
-    made.pid("detached", "driver")
+    made.reached("detached", 1)
     process.send_signal(signal.SIGINT)
     assert "goes on" in process.communicate(timeout=60)[1]
     assert process.returncode == 0
-    assert made.over("detached")["reason"] == "completed"
+    made.reached("detached", made.client.show("detached")["step"] + 1)
+    made.lorad("kill", "detached", "--wait")
 
 
 def test_plot_writes_a_picture_and_draws_in_the_terminal(made: World) -> None:
