@@ -132,7 +132,7 @@ class Rollout(Part, frozen=True):
     temperature: Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0  # 0: all
-    stop: list[str] = []
+    stop: list[Annotated[str, Meta(min_length=1)]] = []
     engine_args: dict[str, Any] = {}
 
 

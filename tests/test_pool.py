@@ -16,8 +16,10 @@ from lorad.adapters.directory import commit, read_manifest, verify
 from lorad.adapters.peft import WEIGHTS
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, IntegrityError, LoradError, StorageError
 from lorad.pool.files import VersionFiles
+from lorad.protocol.batch import Sampling
 from lorad.protocol.calls import (
     Closed,
+    Generate,
     Nothing,
     Open,
     OptimStep,
@@ -33,6 +35,7 @@ from tests.pool_kit import (
     batch,
     generate,
     learn,
+    prompts,
     publish,
     running_pool,
     texts,
@@ -118,6 +121,12 @@ def test_an_adapter_that_is_not_finite_changes_nothing(run: Connection, tmp_path
         publish(run, tmp_path, 1)
     assert texts(generate(run, f"{run.run}@0")) == before
     assert f"{run.run}@1" not in run.call("status", Nothing()).loaded
+
+
+def test_thousands_of_prompts_travel_in_one_call(run: Connection) -> None:
+    many = Generate("base", prompts(3000, samples=1), Sampling(max_new_tokens=1))
+    *chunks, done = run.stream("generate", many)
+    assert done.samples == 3000 and len({chunk.prompt for chunk in chunks}) == 3000
 
 
 def test_version_numbers_only_grow(run: Connection, tmp_path: Path) -> None:

@@ -75,10 +75,12 @@ def test_what_does_not_concern_the_weights_changes_none(made: World, plain: str)
     assert [e["step"] for e in made.client.evals("watched")] == [0, 1, 2] and made.client.evals("plain") == []
 
 
-def test_dropping_groups_without_variance_changes_cost_only(made: World) -> None:
-    often = ("algorithm.minibatches=4", "trainer.weight_decay=0.1", "trainer.steps=4")
-    drop, keep = (digest(made, f"drop-{x}", f"algorithm.drop_zero_variance={x}", *often) for x in ("true", "false"))
-    assert drop == keep and max(metric(made, "drop-true", "zero_variance_groups")) > 0
+@pytest.mark.parametrize("kl", ["0", "0.1"])
+def test_dropping_groups_without_variance_changes_cost_only(made: World, kl: str) -> None:
+    often = ("algorithm.minibatches=4", "trainer.weight_decay=0.1", "trainer.steps=4", f"algorithm.kl.coef={kl}")
+    names = {x: f"drop-{x}-{kl}" for x in ("true", "false")}
+    drop, keep = (digest(made, name, f"algorithm.drop_zero_variance={x}", *often) for x, name in names.items())
+    assert drop == keep and max(metric(made, names["true"], "zero_variance_groups")) > 0
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])

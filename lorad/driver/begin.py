@@ -71,13 +71,18 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             eps=spec.trainer.eps,
             weight_decay=spec.trainer.weight_decay,
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
-            source=str(Path(session.params.cwd) / spec.lora.adapter_path) if spec.lora.adapter_path else None,
+            source=_source(session),
             resume_from=str(restored.path) if restored else None,
             canaries=spec.attest.canaries,
             canary_tokens=spec.attest.tokens,
         ),
     )
     return opened
+
+
+def _source(session: Session) -> str | None:
+    path = session.spec.lora.adapter_path
+    return str(session.params.cwd / Path(path).expanduser()) if path else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:

@@ -15,9 +15,10 @@ def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
     rewards = np.array([s.reward for s in scores], np.float32)
     sizes = np.array([len(group) for group in rollout.groups], np.int32)
     flat = zero_variance(rewards, sizes)
+    drop = algorithm.drop_zero_variance and not algorithm.kl.coef  # the KL term acts on every sample
     return Weighed(
         scores=scores,
         rewards=rewards,
         advantages=group_advantages(rewards, sizes, algorithm.advantage),
-        alive=~flat if algorithm.drop_zero_variance else np.ones_like(flat),
+        alive=~flat if drop else np.ones_like(flat),
     )

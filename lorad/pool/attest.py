@@ -27,7 +27,8 @@ DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)
 
 class Limits(Struct, frozen=True):
     """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; rel_blind: the
-    limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma is large.
+    limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma or the change
+    is large: rounding is the mean difference as a share of the change's rms.
     """
 
     least_sigma: float
@@ -35,12 +36,13 @@ class Limits(Struct, frozen=True):
     rel_blind: float
     largest: float
     mean: float
+    rounding: float
     z: float = 0.5
 
 
-FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5)
-BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2)
-LARGEST_SIGMAS, MEAN_SIGMAS = 15.0, 2.0
+FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6)
+BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2)
+LARGEST_SIGMAS, MEAN_SIGMAS, LARGEST_TO_MEAN = 15.0, 2.0, 8.0
 
 
 class Attester:
@@ -90,8 +92,9 @@ def judge(
     if not np.isfinite(trainer).all():
         return Attestation("failed", "the trainer's log-probabilities are not finite")
     facts = measure(canaries, engine, trainer, previous, limits)
-    largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"])
-    mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"])
+    rounding = limits.rounding * facts["signal"]
+    largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"], LARGEST_TO_MEAN * rounding)
+    mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"], rounding)
     wrong = [
         f"{what} {facts[key]:.3g}, at most {limit:.3g}"
         for what, key, limit in (

@@ -6,6 +6,7 @@ A mutating call becomes a task of its own, which no broken connection stops; its
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,8 +117,8 @@ class Fence:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # an error that nobody waits for any more is still a recorded reply
+        if not task.cancelled() and (error := task.exception()) is not None:  # also one that nobody waits for any more
+            traceback.clear_frames(error.__traceback__)  # a recorded error keeps no tensors alive
 
     async def _alone(self, call: Call, work: Work) -> Any:
         for request in [request for request, attempt in self._streams.items() if attempt < call.attempt]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 PREFIX = struct.Struct("<II")
 ARRAY = 1  # msgpack extension code of an array
 MAX_HEADER = 64 << 20
-MAX_BUFFERS = 4096
+MAX_BUFFERS = 1 << 20  # two for each prompt of a call
 MAX_BODY = 8 << 30
 DTYPES = frozenset({"float32", "float16", "int32", "int64", "uint64", "uint8", "uint16", "bool"})
 

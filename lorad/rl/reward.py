@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -29,6 +28,7 @@ class RewardInput(Struct, frozen=True):
 
 
 Reward = Callable[[RewardInput], float]
+LARGEST = 1e30  # training computes in fp32
 ANSWERED = ("exact_match", "gsm8k")  # these need an answer in every row
 BUILTIN = (*ANSWERED, "regex")
 MARK = "####"
@@ -72,7 +72,7 @@ def as_reward(value: Any) -> float:
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         raise ValueError(f"returned {type(value).__name__}, not a number")
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) < LARGEST:  # NaN too
         raise ValueError(f"returned {number}, not a finite number")
     return number
 

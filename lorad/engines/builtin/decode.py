@@ -197,6 +197,8 @@ class DecodeBatch:
         self.samples = [self.samples[row] for row in order]
         self.loras = [self.loras[row] for row in order]
         self.bound = False
+        if not count:  # a view of no row would keep the memory of all
+            self.cache, self.mixed = KVCache(self.base, 0, 0), None
 
     def _bind(self) -> None:
         """One adapter for all rows, or a mix of them."""

@@ -22,6 +22,7 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     """Raises AdapterRefused, AttestationFailed, StorageError (of an earlier version); the old version serves then."""
     tenant = pool.tenant(call)
     _check_number(tenant, args)
+    await pool.files.room(tenant.run)
     pool.files.check(tenant.run)
     version = f"{tenant.run}@{args.number}"
     started = time.perf_counter()
