@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def start(client: Client) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:
-            client.status()
+            if client.status()["pid"] != process.pid:  # another one was quicker: ours ends when it sees that
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(START_SECONDS)
             return
         except DaemonUnreachable:
             if process.poll() not in (None, 0):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+import typer
+
 from lorad.cli.output import note, print_json
 from lorad.client import Client
 
@@ -19,3 +21,5 @@ def ask(name: str, verb: Literal["pause", "stop", "kill"], *, wait: bool, as_jso
         print_json(run)
     else:
         note(f"{name} is {run['state']}" + (f" ({run['reason']})." if run.get("reason") else "."))
+    if run.get("reason") not in (None, "completed", "stopped", "killed"):
+        raise typer.Exit(1)

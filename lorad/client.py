@@ -55,7 +55,7 @@ class _UnixConnection(http.client.HTTPConnection):
 class Client:
     """Talks to the daemon of one home. Cheap to make; safe to use from several threads (a connection per request)."""
 
-    def __init__(self, home: Home | None = None, *, timeout: float = 120.0) -> None:
+    def __init__(self, home: Home | None = None, *, timeout: float = 600.0) -> None:
         self.home = home or Home(default_home())
         self.timeout = timeout
 

@@ -22,7 +22,7 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
 NAME_HINT = "A name is 1 to 63 of a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 
 

@@ -198,6 +198,7 @@ INDEXES = (
     "CREATE INDEX aliases_by_version ON aliases (run, version)",
     "CREATE INDEX leases_by_pool ON leases (pool)",
     "CREATE INDEX events_by_run ON events (run, id)",
+    "CREATE INDEX warnings_by_run ON events (run, id) WHERE kind = 'warning'",
 )
 
 TRIGGERS = (

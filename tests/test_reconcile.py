@@ -12,6 +12,7 @@ import pytest
 from lorad.daemon.context import attempt_dir
 from lorad.daemon.place import place_runs
 from lorad.daemon.processes import read_status
+from lorad.daemon.prune import prune_samples
 from lorad.states import Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -234,3 +235,24 @@ async def test_a_stop_before_the_first_record_loses_nothing(home: Path, wanted: 
         want(ctx, "a", wanted)
         row = await until(lambda: (r := runs.get(ctx.store, "a"))["state"] in ("paused", "ended") and r)
         assert (row["state"], row["reason"]) == {"pause": ("paused", None), "stop": ("ended", "stopped")}[wanted]
+
+
+async def test_a_queued_run_whose_files_are_gone_keeps_nobody_else_waiting(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        for name in ("first", "broken", "last"):
+            submit(ctx, name)
+        (ctx.home.run("broken").root / "request.json").unlink()
+        await until_state(ctx, "last", "ended")
+        assert "cannot be read" in runs.get(ctx.store, "broken")["waiting"]
+
+
+async def test_the_samples_of_the_present_attempt_outlive_those_it_went_back_behind(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", checkpoint={"keep_samples": 2})
+        await until_state(ctx, "a", "ended")
+        old = ctx.home.run("a").samples
+        for name in ("000007-a1", "000008-a1", "000002-a2", "000003-a2"):
+            (old / f"{name}.jsonl").write_text("")
+        prune_samples(runs.get(ctx.store, "a"))
+        assert names(old) == ["000002-a2.jsonl", "000003-a2.jsonl"]

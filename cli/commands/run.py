@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
 from lorad.cli.result import conclude
-from lorad.errors import SpecError
+from lorad.errors import DaemonUnreachable, SpecError
 
 app = typer.Typer(add_completion=False)
 
@@ -60,8 +61,9 @@ def run(
     text, source, cwd = read_spec(spec)
     client = connected()
     started = client.run(text, source=source, cwd=str(cwd), overrides=[*(overrides or []), *given], name=name)
-    for warning in client.show(started["name"])["warnings"]:
-        note(f"warning: {warning}")
+    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` tells them too
+        for warning in client.show(started["name"])["warnings"]:
+            note(f"warning: {warning}")
     if detach or (as_json and not wait):
         if as_json:
             print_json(started)

@@ -19,6 +19,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.processes import Processes
 from lorad.daemon.waker import Waker
 from lorad.paths import AttemptDir, Home, RunDir
+from lorad.protocol.connection import Connection
 from lorad.specs import Spec, from_json
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -59,6 +60,7 @@ class Context:
     troubles: dict[str, str] = field(default_factory=dict)  # verb and run -> the error that was logged last
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    waiting: set[Connection] = field(default_factory=set)  # threads wait for answers on them
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let `work` go on by itself; it is cancelled when the daemon closes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.pool import Pool, PoolSetup, setup_for
@@ -15,11 +17,18 @@ from lorad.store.db import Row
 
 
 def place_runs(ctx: Context) -> None:
-    """Give every queued run a pool, or say what it waits for."""
     for run in runs.in_states(ctx.store, RunState.QUEUED):
+        place_run(ctx, run)
+
+
+def place_run(ctx: Context, run: Row) -> None:
+    """Give a queued run a pool, or say what it waits for."""
+    try:
         waiting = wait_for_restart(ctx, run) or place(ctx, run)
-        if waiting != run["waiting"]:
-            runs.set_fields(ctx.store, run["name"], waiting=waiting)
+    except (OSError, msgspec.MsgspecError) as error:
+        waiting = f"its files cannot be read: {error}"
+    if waiting != run["waiting"]:
+        runs.set_fields(ctx.store, run["name"], waiting=waiting)
 
 
 def wait_for_restart(ctx: Context, run: Row) -> str:

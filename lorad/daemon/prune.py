@@ -10,11 +10,12 @@ from pathlib import Path
 
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.errors import NotFound
 from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store.checkpoints import checkpoints, mark_deleted
 from lorad.store.db import Row
-from lorad.store.versions import versions
+from lorad.store.versions import get_version
 
 log = logging.getLogger("lorad.daemon")
 
@@ -54,18 +55,32 @@ def prune_versions(ctx: Context, run: Row, kept: list[Row]) -> None:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return
-    rows = versions(ctx.store, run["name"])
+    present = [path for path in listed(run_dir(run).versions) if path.name.isdigit()]
     needed = {row["version"] for row in kept}
-    for row in rows[:-keep]:
-        path = Path(row["path"])
-        if row["version"] not in needed and not row["pinned"] and not row["aliases"] and path.is_dir():
+    for path in present[:-keep]:
+        if int(path.name) not in needed and is_free(ctx, run["name"], int(path.name)):
             remove(ctx, path)
+
+
+def is_free(ctx: Context, run: str, number: int) -> bool:
+    """Nobody has pinned or aliased the version; one without a row yet is on its way."""
+    try:
+        row = get_version(ctx.store, run, number)
+    except NotFound:
+        return False
+    return not row["pinned"] and not row["aliases"]
 
 
 def prune_samples(run: Row) -> None:
     keep = spec_of(run).checkpoint.keep_samples
-    for path in listed(run_dir(run).samples)[:-keep] if keep else []:  # by step, then attempt
+    for path in sorted(listed(run_dir(run).samples), key=age)[:-keep] if keep else []:
         path.unlink()
+
+
+def age(samples: Path) -> tuple[int, int]:
+    """Attempt and step: what a resume does again is newer than what it goes back behind."""
+    step, _, attempt = samples.stem.partition("-a")
+    return int(attempt or 0), int(step)
 
 
 def remove(ctx: Context, path: Path) -> None:

@@ -90,7 +90,7 @@ def confirm_run(ctx: Context, run: Row) -> None:
     if run["state"] != RunState.STARTING and run["resume_step"] is None:
         return
     kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run["attempt"])}
-    if kinds - {"attempt", "warning"} and run["resume_step"] is not None:
+    if kinds - {"attempt", "warning", "end"} and run["resume_step"] is not None:
         runs.set_fields(ctx.store, run["name"], resume_step=None)
     if kinds - {"end"} and run["state"] == RunState.STARTING:
         ctx.move(run["name"], Move.CONFIRM)

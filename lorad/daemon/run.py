@@ -9,8 +9,11 @@ import logging
 import logging.handlers
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from aiohttp import web
 
@@ -20,7 +23,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import find_devices
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.reconcile import reconcile
-from lorad.daemon.server import bind, make_app
+from lorad.daemon.server import answers, bind, make_app
 from lorad.errors import Conflict
 from lorad.paths import Home
 from lorad.store.db import Store
@@ -29,6 +32,7 @@ log = logging.getLogger("lorad.daemon")
 
 LOG_BYTES, LOG_FILES = 8 << 20, 3
 GOODBYE_SECONDS = 2.0
+THREADS = 64
 
 
 def run_daemon(home: Home) -> None:
@@ -55,14 +59,23 @@ def prepare(home: Home) -> None:
 def lock(home: Home) -> Iterator[None]:
     """One daemon for a home. Raises Conflict."""
     with open(home.daemon_lock, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it.") from None
+        deadline = time.monotonic() + 2 * GOODBYE_SECONDS
+        while not is_ours(file):
+            if answers(home.socket) or time.monotonic() > deadline:
+                raise Conflict(f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it.")
+            time.sleep(0.02)  # one that is ending
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def is_ours(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def log_to(path: Path) -> None:
@@ -82,6 +95,7 @@ async def serve(ctx: Context) -> None:
     """Answers from its first moment; adopts before it starts anything."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ctx.close)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))  # most of them wait for a pool
     adopt(ctx)
     async with answering(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
@@ -105,6 +119,8 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
 
 async def rest(ctx: Context) -> None:
     """End what the daemon itself has under way."""
+    for connection in list(ctx.waiting):
+        connection.abort()
     for task in list(ctx.tasks):
         task.cancel()
     await asyncio.gather(*ctx.tasks, return_exceptions=True)

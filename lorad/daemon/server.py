@@ -42,11 +42,9 @@ def make_app(ctx: Context) -> web.Application:
 
 def bind(path: Path) -> socket.socket:
     """A Unix socket at `path` that only its owner can reach. Raises Conflict when somebody answers there already."""
-    if path.exists():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                raise Conflict(f"another process answers on {path}", hint="`lorad daemon stop` ends it.")
-        path.unlink()
+    if answers(path):
+        raise Conflict(f"another process answers on {path}", hint="`lorad daemon stop` ends it.")
+    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -55,6 +53,12 @@ def bind(path: Path) -> socket.socket:
         os.umask(before)
     path.chmod(0o600)
     return listener
+
+
+def answers(path: Path) -> bool:
+    """Somebody listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _endpoint(ctx: Context, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -60,7 +60,8 @@ def verdict(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, st
 def pool_reason(ctx: Context, run: Row) -> EndReason:
     """A pool that gave up before the run began made it fail; one that went away later, or was killed, lost it."""
     began = bool(last_facts(run_dir(run).journal, run["attempt"]))
-    by_itself = ctx.pools[run["pool"]].process.signal is None
+    pool = ctx.pools.get(run["pool"])
+    by_itself = pool is not None and pool.process.signal is None
     return EndReason.FAILED if by_itself and not began else EndReason.LOST
 
 

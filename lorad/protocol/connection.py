@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
@@ -61,6 +62,11 @@ class Connection:
                 yield msgspec.convert(answer.body, expected, dec_hook=_arrays)
                 if answer.kind == "result":
                     return
+
+    def abort(self) -> None:
+        """Let the thread that waits for an answer have PoolLost now."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

@@ -33,12 +33,13 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse:
 
 async def send(ctx: Context, response: web.StreamResponse, cursor: int, run: str | None) -> int:
     """What is new, else one `idle` after a while: the new cursor."""
-    rung = ctx.waker.bell()
-    found = events.after(ctx.store, cursor, run, 500)
-    if not found and not await ctx.waker.rung(rung, IDLE_SECONDS):
-        found = [idle(cursor)]
-    if found:
-        await response.write(b"".join(msgspec.json.encode(event) + b"\n" for event in found))
+    until, rung = time.monotonic() + IDLE_SECONDS, ctx.waker.bell()
+    while not (found := events.after(ctx.store, cursor, run, 500)):
+        if ctx.closing or not await ctx.waker.rung(rung, until - time.monotonic()):
+            found = [idle(cursor)]
+            break
+        rung = ctx.waker.bell()  # it may have rung for other runs
+    await response.write(b"".join(msgspec.json.encode(event) + b"\n" for event in found))
     return max([cursor, *(int(event["id"]) for event in found)])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +60,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     pool.guests += 1
     try:
         await ready(ctx, pool)
-        completions = await asyncio.to_thread(ask, pool, version, data, body)
+        completions = await asyncio.to_thread(ask, ctx, pool, version, data, body)
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
         ctx.waker.poke()
@@ -112,7 +114,7 @@ async def ready(ctx: Context, pool: Pool) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def ask(pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]]:
+def ask(ctx: Context, pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]]:
     """The completions, in order of their index; runs in a thread."""
     tokenizer, wish = Tokenizer(Path(pool.setup.model_path)), body.sampling
     tokens = np.array(tokenize(tokenizer, body.prompt, data), np.int32)
@@ -127,7 +129,7 @@ def ask(pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]
         stop=tuple(wish.stop),
     )
     found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
-    with Connection(Path(pool.setup.socket)) as connection:
+    with Connection(Path(pool.setup.socket)) as connection, waited_for(ctx, connection):
         load = LoadVersion(name_of(version), version["path"], version["sha256"])
         connection.call("load_version", load)
         *chunks, _ = connection.stream("serve", Generate(name_of(version), prompts, sampling))
@@ -135,6 +137,16 @@ def ask(pool: Pool, version: Row, data: Data, body: Body) -> list[dict[str, Any]
         found[chunk.index]["tokens"] += chunk.tokens.tolist()
         found[chunk.index]["finish"] = chunk.finish or found[chunk.index]["finish"]
     return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]
+
+
+@contextlib.contextmanager
+def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
+    """A daemon that ends aborts it."""
+    ctx.waiting.add(connection)
+    try:
+        yield
+    finally:
+        ctx.waiting.discard(connection)
 
 
 def check_length(prompt: int, new: int, model: Path) -> None:
