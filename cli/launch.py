@@ -34,6 +34,7 @@ def start(client: Client) -> None:
         hint = "Set LORAD_HOME to a directory that you may write; `lorad doctor` checks it."
         raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
     with home.daemon_log.open("ab") as log:
+        before = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "lorad.daemon"],
             stdin=subprocess.DEVNULL,
@@ -54,5 +55,5 @@ def start(client: Client) -> None:
             if process.poll() not in (None, 0):
                 break
             time.sleep(0.02)
-    tail = home.daemon_log.read_bytes()[-2000:].decode(errors="replace").strip()
+    tail = home.daemon_log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
     raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")

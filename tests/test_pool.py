@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -42,19 +41,7 @@ from tests.pool_kit import (
     until,
 )
 
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_pool(tmp_path_factory.mktemp("pool")) as pool:
-        yield pool
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, running: Running) -> Iterator[Connection]:
-    """A run of this test's own, with an open slot."""
-    with running.connect(request.node.originalname[5:60].replace("_", "-")) as connection:
-        connection.call("open", OPEN)
-        yield connection
+pytest_plugins = ["tests.pool_fixtures"]
 
 
 def directory_of(root: Path, run: Connection, number: int) -> Path:

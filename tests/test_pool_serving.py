@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,30 +27,16 @@ from lorad.protocol.calls import (
 from lorad.protocol.connection import Connection
 from tests.pool_kit import (
     DEADLINE,
-    OPEN,
     Running,
     generate,
     learn,
     prompts,
     publish,
-    running_pool,
     texts,
     until,
 )
 
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_pool(tmp_path_factory.mktemp("pool")) as pool:
-        yield pool
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, running: Running) -> Iterator[Connection]:
-    """A run of this test's own, with an open slot."""
-    with running.connect(request.node.originalname[5:60].replace("_", "-")) as connection:
-        connection.call("open", OPEN)
-        yield connection
+pytest_plugins = ["tests.pool_fixtures"]
 
 
 def load(connection: Connection, published: Published, directory: Path) -> None:

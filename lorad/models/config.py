@@ -38,7 +38,6 @@ class ModelConfig:
     attention_bias: bool
     dtype: str
     """The checkpoint's own dtype: float32, bfloat16 or float16."""
-    eos_token_ids: tuple[int, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -80,7 +79,6 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
         attention_bias=bool(data.get("attention_bias", False)),
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
-        eos_token_ids=_ids(data.get("eos_token_id")),
     )
 
 
@@ -93,12 +91,6 @@ def _integer(data: Mapping[str, Any], key: str, where: str) -> int:
 
 def _rope(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data.get("rope_parameters") or data.get("rope_scaling") or {}
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def _refuse_options(data: Mapping[str, Any], where: str) -> None:

@@ -20,6 +20,7 @@ from lorad.daemon.request import Call, Caller
 from lorad.daemon.views import run_view
 from lorad.errors import Conflict, StorageError
 from lorad.models.directory import read_config, resolve
+from lorad.paths import RunDir
 from lorad.spec_text import load_spec
 from lorad.specs import Spec, to_json
 from lorad.store import events, runs
@@ -91,8 +92,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     directory = ctx.runs_root / str(spec.name)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write(directory / "spec.yaml", text.encode())
-        write(directory / "spec.json", to_json(spec))
+        write(RunDir(directory).spec_text, text.encode())
+        write(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))
     except OSError as error:
         where = error.filename or directory
