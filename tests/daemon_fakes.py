@@ -18,6 +18,7 @@ from typing import Any
 
 from lorad.adapters.directory import write_directory
 from lorad.errors import PoolLost
+from lorad.models.directory import resolve
 from lorad.paths import RunDir
 from lorad.protocol import frames
 from lorad.protocol.calls import Answer, Call, Nothing, PoolInfo, PoolStatus
@@ -33,6 +34,7 @@ from lorad.protocol.journal import (
     read,
 )
 
+FACTS = {"model_path": str(resolve("builtin:tiny")), "model_dtype": "float32", "parameters": 1000, "warnings": []}
 METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.02}
 
 
@@ -168,7 +170,7 @@ def check() -> None:
         error = {"kind": "SpecError", "message": "lora.rank: unlucky", "hint": "Take another."}
         print(json.dumps({"ok": False, "error": error}))
     else:
-        print(json.dumps({"ok": True, "facts": {"prompts": 1}}))
+        print(json.dumps({"ok": True, "facts": FACTS}))
 
 
 if __name__ == "__main__":

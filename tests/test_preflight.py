@@ -17,11 +17,12 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.targets import match_modules
 from lorad.adapters.validate import expected_shapes
-from lorad.driver.memory import available_memory, shown
+from lorad.driver.memory import available_memory
 from lorad.driver.preflight import Preflight, preflight
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.specs import convert
+from lorad.text import size
 
 ROOT = Path(__file__).parents[1]
 TINY = resolve("builtin:tiny")
@@ -110,7 +111,7 @@ def test_an_adapter_that_contradicts_the_spec_is_refused(adapter: dict[str, Any]
 
 def test_too_little_memory_is_told_in_numbers(tmp_path: Path) -> None:
     said = refusal(tmp_path, {}, available=3 << 20)
-    assert "MiB on cpu, 3 MiB are free" in said
+    assert "MiB on cpu, 3.0 MiB are free" in said
     check(tmp_path, {"lora": {"rank": 1}}, available=3 << 20, warm=True)
     assert check(tmp_path, {}, device="cuda:0").memory_available is None
 
@@ -121,7 +122,7 @@ def test_a_control_group_limits_what_is_available(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 1_200_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(tmp_path) > 1_200_000
-    assert (shown(3 << 29), shown(5 << 20)) == ("1.5 GiB", "5 MiB")
+    assert (size(3 << 29), size(5 << 20)) == ("1.5 GiB", "5.0 MiB")
 
 
 def test_data_are_counted(tmp_path: Path) -> None:

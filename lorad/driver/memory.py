@@ -20,8 +20,3 @@ def available_memory(cgroup: Path = CGROUP) -> int:
     except (OSError, ValueError):  # no control group, or "max"
         return free
     return min(free, max(0, limit - used + cache))
-
-
-def shown(size: int) -> str:
-    """`1.5 GiB`, `37 MiB`."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -22,7 +22,7 @@ from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import expected_shapes, validate
 from lorad.config import Config
 from lorad.config import load as load_config
-from lorad.driver.memory import available_memory, shown
+from lorad.driver.memory import available_memory
 from lorad.driver.rewards import Rewarder
 from lorad.engines import registry as engines
 from lorad.errors import AdapterRefused, SpecError, to_wire
@@ -33,6 +33,7 @@ from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert
+from lorad.text import size as in_units
 from lorad.trainers import registry as trainers
 
 Shapes = dict[str, tuple[int, int]]
@@ -204,8 +205,8 @@ def base_memory(spec: Spec, directory: Path, device: str, warm: bool) -> int:
 def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:
     if free is not None and needed > free * fraction:
         raise SpecError(
-            f"model.path: base and adapter need {shown(needed)} on {device}, {shown(free)} are free, of which a pool "
-            f"may take {fraction:.0%} (pool.memory_fraction)",
+            f"model.path: base and adapter need {in_units(needed)} on {device}, {in_units(free)} are free, of "
+            f"which a pool may take {fraction:.0%} (pool.memory_fraction)",
             hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank, or a smaller model.",
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -19,7 +18,6 @@ from lorad.daemon.processes import write_json
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.views import run_view
 from lorad.errors import Conflict, StorageError
-from lorad.models.directory import read_config, resolve
 from lorad.paths import RunDir
 from lorad.spec_text import load_spec
 from lorad.specs import Spec, to_json
@@ -44,10 +42,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)
     facts = await preflight(ctx, spec, body.cwd)
-    request = await asyncio.to_thread(resolved, spec, body, facts)
+    model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+    request = Request(body.cwd, body.source, body.overrides, *model, facts)
     refuse_used(ctx, spec)
     directory = make_directory(ctx, spec, body.spec, request)
-    row = create(ctx, spec, directory, call.caller, facts.get("warnings", []))
+    row = create(ctx, spec, directory, call.caller, facts["warnings"])
     ctx.waker.poke()
     return run_view(row)
 
@@ -58,13 +57,6 @@ def anchored(spec: Spec, cwd: Path) -> Spec:
     if not path.is_dir():
         return spec
     return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path.resolve())))
-
-
-def resolved(spec: Spec, body: Body, facts: dict[str, Any]) -> Request:
-    """What placing the run needs of the disk, looked up once."""
-    model = resolve(spec.model.path)
-    config = read_config(model)
-    return Request(body.cwd, body.source, body.overrides, str(model), config.dtype, config.num_parameters, facts)
 
 
 def fresh_name(ctx: Context) -> str:
