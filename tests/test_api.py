@@ -187,7 +187,7 @@ async def test_an_idle_pool_is_stopped_on_request_and_a_busy_one_is_not(home: Pa
             await api("stop_pool", "tiny-1")
         await api("kill", "a")
         await api.until("a", "ended")
-        assert [pool["state"] for pool in await api("pools")] == ["ready"]
+        await until(lambda: api.ctx.pools["tiny-1"].state == "ready")
         await api("stop_pool", "tiny-1")
         await until(lambda: not api.ctx.pools["tiny-1"].process.is_up)
         assert await api("pools") == []

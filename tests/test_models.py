@@ -15,11 +15,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from lorad.errors import SpecError
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
+from lorad.models.decoder import hidden, logits
 from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve, weight_files
 from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora, MixedLora
-from lorad.models.qwen3 import hidden, logits
 
 # PEFT reads a property that transformers has deprecated
 

@@ -19,12 +19,14 @@ class Layer:
     input_norm: Tensor  # [hidden]
     qkv: Tensor  # [(heads + 2 kv) * head_dim, hidden]
     qkv_bias: Tensor | None
-    qk_norm: Tensor  # [heads + kv, head_dim]: q_norm and k_norm, repeated per head
+    qk_norm: Tensor | None  # [heads + kv, head_dim]: q_norm and k_norm, repeated per head
     o: Tensor  # [hidden, heads * head_dim]
     o_bias: Tensor | None
     post_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]
+    gate_up_bias: Tensor | None
     down: Tensor  # [hidden, intermediate]
+    down_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Base:
     norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
     cos: Tensor  # [max positions, head_dim]
-    sin: Tensor  # [max positions, head_dim], the first half negated (see `qwen3.Rope`)
+    sin: Tensor  # [max positions, head_dim], the first half negated (see `decoder.Rope`)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight once, under a stable name, in a stable order."""

@@ -82,5 +82,7 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
         o_bias=source.take(prefix + "self_attn.o_proj.bias", hidden) if biased else None,
         post_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
         gate_up=fused("gate_up", "weight", inner, inner),
+        gate_up_bias=None,
+        down_bias=None,
         down=source.take(prefix + "mlp.down_proj.weight", hidden, inner),
     )

@@ -17,9 +17,9 @@ from torch import Tensor
 from lorad.engines.builtin.calls import Call, Group, Sample
 from lorad.engines.builtin.sampler import Choice
 from lorad.models.base import Base
+from lorad.models.decoder import hidden, logits
 from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora
-from lorad.models.qwen3 import hidden, logits
 from lorad.protocol.batch import Chunk
 
 PREFILL_TOKENS = 8192  # per forward, padding included

@@ -9,8 +9,8 @@ import torch
 
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
+from lorad.models.decoder import hidden, logits
 from lorad.models.lora import LoraApply
-from lorad.models.qwen3 import hidden, logits
 from lorad.protocol.batch import Batch
 
 FORWARD_TOKENS = 8192  # per micro-batch, padding included

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lorad.models.base import Base
+from lorad.models.decoder import hidden, logits
 from lorad.models.lora import LoraApply
-from lorad.models.qwen3 import hidden, logits
 from lorad.protocol.batch import LossStats, PolicyLoss, PolicyTargets
 from lorad.rl.loss import TokenTargets, level_weights, loss_stats, token_logprobs, token_losses
 from lorad.trainers.builtin.microbatch import Microbatch

@@ -1,6 +1,7 @@
-"""The Qwen3 forward (arXiv 2505.09388), fused: same numbers as transformers' Qwen3ForCausalLM, fewer and larger calls.
+"""The forward of the Qwen2, Qwen3 and Llama families, fused: same numbers as transformers', fewer and larger calls.
 
-Left out: dropout, sliding windows, rope scaling, quantization, mixture of experts.
+What a family has or lacks (biases, q and k norms, tied embeddings) is in the tensors of `Layer`: None is left out. Not
+computed: dropout, sliding windows, quantization, mixture of experts (see `lorad.models.config`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def _attend(
     normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, config.rms_norm_eps)
     qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
     qkv = qkv.view(*shape, heads + 2 * kv, dim)
-    qk = F.rms_norm(qkv[..., : heads + kv, :], (dim,), None, config.rms_norm_eps) * layer.qk_norm
+    qk = qkv[..., : heads + kv, :]
+    if layer.qk_norm is not None:
+        qk = F.rms_norm(qk, (dim,), None, config.rms_norm_eps) * layer.qk_norm
     qk = rope.rotate(qk)
     out = attention(index, qk[..., :heads, :], qk[..., heads:, :], qkv[..., heads + kv :, :])
     return _linear(out.reshape(-1, heads * dim), layer.o, layer.o_bias, index, "o", lora)
@@ -69,8 +72,8 @@ def _attend(
 
 def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApply | None) -> Tensor:
     normed = F.rms_norm(x, x.shape[-1:], layer.post_norm, base.config.rms_norm_eps)
-    gate, up = _linear(normed, layer.gate_up, None, index, "gate_up", lora).chunk(2, -1)
-    return _linear(F.silu(gate) * up, layer.down, None, index, "down", lora)
+    gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora).chunk(2, -1)
+    return _linear(F.silu(gate) * up, layer.down, layer.down_bias, index, "down", lora)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None) -> Tensor:
