@@ -15,7 +15,7 @@ from transformers import Qwen3ForCausalLM
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.engines.builtin.sampler import Choice, draw, mix, uniforms
+from lorad.engines.builtin.sampler import Steps, draw, keys_of, mix, parameters_of, sample, uniforms
 from lorad.errors import NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
@@ -84,8 +84,9 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 def draws(logits: torch.Tensor, sampling: Sampling, count: int = 20000) -> tuple[torch.Tensor, torch.Tensor]:
     """(frequency, logprob) of each token; frequencies from `count` seeds."""
-    choice = Choice(np.arange(count, dtype=np.uint64), [sampling] * count, torch.device("cpu"))
-    tokens, logprobs = choice.sample(logits.expand(count, -1))
+    keys, counts = keys_of(np.arange(count, dtype=np.uint64)), torch.zeros(count, dtype=torch.int64)
+    steps, parameters = Steps.of([sampling]), parameters_of([sampling] * count)
+    tokens, logprobs = sample(logits.expand(count, -1), keys, counts, parameters, steps)
     known = torch.full_like(logits, float("nan")).index_put((tokens,), logprobs)
     return torch.bincount(tokens, minlength=len(logits)) / count, known
 
@@ -193,7 +194,7 @@ async def test_a_failed_quantum_ends_its_calls_and_nothing_else(engine: BuiltinE
     lora = engine._versions.table["run@1"].lora
     assert lora is not None
     lora.pairs[0, "qkv"] = lora.pairs[0, "down"]
-    with pytest.raises(RuntimeError, match="shape"):
+    with pytest.raises(RuntimeError, match="size"):
         await complete(engine, "run@1", [prompt()], SHORT)
     await engine.unload("run@1")
     assert len(await complete(engine, BASE, [prompt()], SHORT)) == 1

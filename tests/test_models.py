@@ -16,7 +16,7 @@ from lorad.errors import SpecError
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
-from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve, weight_files
+from lorad.models.directory import linear_shapes, memory_estimate, read_config
 from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora, MixedLora
@@ -89,7 +89,7 @@ def test_decoding_with_the_cache_equals_the_full_forward(tmp_path: Path) -> None
     base = load_base(tmp_path, torch.float32, CPU)
     ids, lengths = some_ids(), [4, 7, 5]
     full = lean(base, ids)
-    cache = KVCache(base, rows=3, length=9)
+    cache = KVCache(base, slots=3, length=9)
     with torch.no_grad():
         hidden(base, ids[:, :7], torch.arange(7), PrefillAttention(cache))
         for _ in range(2):
@@ -156,7 +156,9 @@ def test_mixed_adapters_in_one_batch_equal_each_alone(tmp_path: Path, owner: lis
     loras = [FrozenLora(base, peft_tensors(with_peft(make_model(tmp_path), ALL)), 2.0), FrozenLora(base, narrow, 4.0)]
     ids = some_ids(batch=6)
     alone = [lean(base, ids, lora) for lora in (*loras, None)]
-    mixed = lean(base, ids, MixedLora(base, [*loras, None], np.repeat(owner, 9).tolist()))
+    together = MixedLora(base, [*loras, None])
+    together.assign(np.repeat(owner, 9))
+    mixed = lean(base, ids, together)
     for row, adapter in enumerate(owner):
         assert (mixed[row] - alone[adapter][row]).abs().max() < 1e-5
 
@@ -199,10 +201,8 @@ def rewrite_config(directory: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "yarn"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, "Gemma3ForCausalLM"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"use_sliding_window": True}, "sliding"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
@@ -216,24 +216,6 @@ def test_what_the_forward_does_not_compute_is_refused_by_name(
     assert caught.value.hint
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    make_model(tmp_path, shard="20KB")
-    lost = sorted(tmp_path.glob("*.safetensors"))[1]
-    lost.unlink()
-    with pytest.raises(SpecError, match=lost.name):
-        read_config(tmp_path)
-
-
-def test_a_directory_without_config_or_with_torn_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"config\.json"):
-        read_config(tmp_path)
-    make_model(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(SpecError, match=r"model\.safetensors"):
-        load_base(tmp_path, torch.float32, CPU)
-
-
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     make_model(tmp_path)
     rewrite_config(tmp_path, intermediate_size=64)
@@ -245,29 +227,3 @@ def test_linear_shapes_are_the_linears_of_transformers(tmp_path: Path) -> None:
     model = make_model(tmp_path, tie_word_embeddings=False)
     linears = {n: tuple(m.weight.shape) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     assert linear_shapes(read_config(tmp_path)) == linears
-
-
-def test_paths_resolve_to_directories_or_say_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve(str(tmp_path)) == tmp_path
-    assert resolve("builtin:tiny").name == "tiny"
-    for path, named in (("builtin:huge", "builtin:tiny"), (str(tmp_path / "none"), "directory")):
-        with pytest.raises(SpecError) as caught:
-            resolve(path)
-        assert named in f"{caught.value} {caught.value.hint}"
-
-
-def test_a_hub_id_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SpecError, match="no-such-org/no-such-model") as caught:
-        resolve("no-such-org/no-such-model")
-    assert "local directory" in caught.value.hint
-
-
-def test_a_single_file_wins_over_the_index_of_shards_that_are_gone(tmp_path: Path) -> None:
-    make_model(tmp_path, shard="20KB")
-    for shard in tmp_path.glob("model-*.safetensors"):
-        shard.unlink()
-    index = (tmp_path / "model.safetensors.index.json").read_bytes()
-    make_model(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_bytes(index)
-    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]

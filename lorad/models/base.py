@@ -66,14 +66,3 @@ class Base:
     def nbytes(self) -> int:
         """Bytes of all weights."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.weights())
-
-
-def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(cos, sin) of rotary position embedding (RoFormer, arXiv 2104.09864), computed in fp32 as transformers does."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), config.rope_theta**-half)
-    cos, sin = angles.cos(), angles.sin()
-    return (
-        torch.cat([cos, cos], -1).to(device=device, dtype=dtype),
-        torch.cat([-sin, sin], -1).to(device=device, dtype=dtype),
-    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lorad.errors import SpecError
-
-SUPPORTED = ("Qwen3ForCausalLM",)
+from lorad.models.rope_parameters import RopeParameters, parse_rope
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -17,6 +16,29 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj",),
 }
 """Fused linear of a layer -> the Hugging Face modules in it, in the order of their output rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What transformers' code fixes for an architecture. A bias is there always, never, or if that field says so."""
+
+    model_type: str
+    qk_norm: bool
+    qkv_bias: bool | str
+    o_bias: bool | str
+    mlp_bias: bool | str
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Values of fields that `config.json` leaves out."""
+
+
+FAMILIES = {
+    "Qwen2ForCausalLM": Family("qwen2", False, True, False, False, {"num_key_value_heads": 32}),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", True, "attention_bias", "attention_bias", False, {"num_key_value_heads": 32, "head_dim": 128}
+    ),
+    "LlamaForCausalLM": Family("llama", False, "attention_bias", "attention_bias", "mlp_bias"),
+}
+SUPPORTED = tuple(FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +54,26 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: RopeParameters
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
     dtype: str
     """The checkpoint's own dtype: float32, bfloat16 or float16."""
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers `load_base` keeps; tied embeddings count once."""
-        hidden, heads, kv = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
-        attention = 2 * (heads + kv) * self.head_dim * hidden + 2 * self.head_dim
-        bias = (heads + 2 * kv) * self.head_dim + hidden if self.attention_bias else 0
-        layer = attention + bias + 3 * hidden * self.intermediate_size + 2 * hidden
+        """How many numbers the checkpoint has; tied embeddings count once."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        weights = 2 * (query + key) * hidden + 3 * hidden * inner
+        norms = 2 * hidden + self.qk_norm * 2 * self.head_dim
+        biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden + self.mlp_bias * (2 * inner + hidden)
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + hidden
+        return self.num_hidden_layers * (weights + norms + biases) + embeddings + hidden
 
 
 def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
@@ -55,31 +81,56 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
 
     Raises: SpecError for an architecture or an option that the builtin forward does not compute.
     """
-    architecture = next(iter(data.get("architectures") or ()), data.get("model_type", "none named"))
-    if architecture not in SUPPORTED:
-        raise SpecError(
-            f"{where}: the builtin backend does not know the architecture {architecture}",
-            hint=f"supported: {', '.join(SUPPORTED)}; other models need trainer.backend: megatron or fsdp",
-        )
-    _refuse_options(data, where)
-    heads = _integer(data, "num_attention_heads", where)
-    hidden = _integer(data, "hidden_size", where)
+    architecture = _architecture(data, where)
+    family = FAMILIES[architecture]
+    data = {**family.defaults, **data}
+    layers, positions = (_integer(data, key, where) for key in ("num_hidden_layers", "max_position_embeddings"))
+    _refuse_options(data, layers, where)
     return ModelConfig(
         architecture=architecture,
         vocab_size=_integer(data, "vocab_size", where),
-        hidden_size=hidden,
         intermediate_size=_integer(data, "intermediate_size", where),
-        num_hidden_layers=_integer(data, "num_hidden_layers", where),
-        num_attention_heads=heads,
-        num_key_value_heads=int(data.get("num_key_value_heads") or heads),
-        head_dim=int(data.get("head_dim") or hidden // heads),
+        num_hidden_layers=layers,
+        **_heads(data, where),
         rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(_rope(data).get("rope_theta") or data.get("rope_theta") or 10000.0),
-        max_position_embeddings=_integer(data, "max_position_embeddings", where),
+        rope=parse_rope(data, positions, where),
+        max_position_embeddings=positions,
         tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-        attention_bias=bool(data.get("attention_bias", False)),
+        qk_norm=family.qk_norm,
+        qkv_bias=_switch(family.qkv_bias, data),
+        o_bias=_switch(family.o_bias, data),
+        mlp_bias=_switch(family.mlp_bias, data),
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
     )
+
+
+def _architecture(data: Mapping[str, Any], where: str) -> str:
+    model_type = data.get("model_type")
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    name = next(iter(data.get("architectures") or ()), None) or by_type.get(str(model_type), model_type or "none named")
+    other_type = name in FAMILIES and model_type not in (None, FAMILIES[name].model_type)
+    if name not in FAMILIES or other_type:
+        raise SpecError(
+            f"{where}: the builtin backend does not know the architecture {name}"
+            + (f" of model_type {model_type}" if other_type else ""),
+            hint=f"supported: {', '.join(SUPPORTED)}; other models need trainer.backend: megatron or fsdp",
+        )
+    return str(name)
+
+
+def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The sizes of attention, which must fit each other."""
+    hidden, heads = (_integer(data, key, where) for key in ("hidden_size", "num_attention_heads"))
+    found = {"num_key_value_heads": heads, "head_dim": hidden // heads}
+    for key in found:
+        if data.get(key) is not None:
+            found[key] = _integer(data, key, where)
+    if heads % found["num_key_value_heads"] or found["head_dim"] % 2:
+        raise SpecError(
+            f"{where}: {heads} heads over {found['num_key_value_heads']} kv heads of head_dim {found['head_dim']}",
+            hint="heads must be a multiple of num_key_value_heads, and head_dim even; download the model again",
+        )
+    return {"hidden_size": hidden, "num_attention_heads": heads, **found}
 
 
 def _integer(data: Mapping[str, Any], key: str, where: str) -> int:
@@ -89,25 +140,29 @@ def _integer(data: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def _rope(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return data.get("rope_parameters") or data.get("rope_scaling") or {}
+def _switch(rule: bool | str, data: Mapping[str, Any]) -> bool:
+    return rule if isinstance(rule, bool) else bool(data.get(rule, False))
 
 
-def _refuse_options(data: Mapping[str, Any], where: str) -> None:
-    rope = _rope(data)
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+def _refuse_options(data: Mapping[str, Any], layers: int, where: str) -> None:
+    quantization = data.get("quantization_config")
     refused = {
-        f"rope type {rope_type}": rope_type != "default",
-        f"hidden_act {data.get('hidden_act')}": data.get("hidden_act", "silu") != "silu",
-        "sliding-window attention": bool(data.get("use_sliding_window"))
-        or "sliding_attention" in (data.get("layer_types") or ()),
-        f"quantization {(data.get('quantization_config') or {}).get('quant_method')}": bool(
-            data.get("quantization_config")
-        ),
+        f"hidden_act {data.get('hidden_act')}": data.get("hidden_act", "silu") not in ("silu", "swish"),
+        "sliding-window attention": _slides(data, layers),
+        f"quantization {(quantization or {}).get('quant_method')}": bool(quantization),
     }
     for option, found in refused.items():
         if found:
             raise SpecError(
                 f"{where}: the builtin backend does not compute {option}",
-                hint="use the unquantized, unscaled checkpoint, or another backend",
+                hint=f"use an unquantized checkpoint with full attention and silu of {', '.join(SUPPORTED)}, "
+                "or another backend",
             )
+
+
+def _slides(data: Mapping[str, Any], layers: int) -> bool:
+    """Whether any layer is not full attention: `layer_types` decides, else those from max_window_layers on slide."""
+    if data.get("layer_types"):
+        return any(kind != "full_attention" for kind in data["layer_types"])
+    window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
+    return window is not None and data.get("max_window_layers", 28) < layers

@@ -14,12 +14,18 @@ BUILTIN = {"builtin:tiny": Path(__file__).parent / "tiny"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
+_NOT_HUB_FILES = ["*/*", "consolidated*"]  # other forms of the same weights
+_ANSWER_WITHIN = 10  # seconds
 
 
 def resolve(path: str) -> Path:
     """`builtin:tiny`, a local Hugging Face directory, or a hub id -> the directory that holds it.
+
+    A hub id is `org/name` or `org/name@revision` (a branch, tag or commit). Its snapshot is taken from the hub cache as
+    it is there, without asking the network: a base does not change under a run because a branch moved. What is not in
+    the cache is downloaded, the weights last.
 
     Raises: SpecError when there is none, or when a hub id can be neither found in the cache nor downloaded.
     """
@@ -32,18 +38,43 @@ def resolve(path: str) -> Path:
         return local.resolve()
     if not _HUB_ID.fullmatch(path) or local.exists():
         raise SpecError(f"model.path: {path} is not a directory", hint="give a Hugging Face model directory")
-    return _download(path)
+    name, _, revision = path.partition("@")
+    return _cached(name, revision or None) or _download(path, name, revision or None)
 
 
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+def _cached(name: str, revision: str | None) -> Path | None:
+    """The cached snapshot, if whatever lorad reads of it is there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return None
+    directory = Path(config).parent
+    try:
+        weight_files(directory)
+    except SpecError:
+        return None
+    return directory if (directory / "tokenizer.json").is_file() else None
+
+
+def _download(path: str, name: str, revision: str | None) -> Path:
+    """What the forward does not compute is refused before its weights are fetched."""
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
-    except (OSError, ValueError) as error:
+        HfApi().model_info(name, revision=revision, timeout=_ANSWER_WITHIN)  # the others retry, or wait without end
+        parse_config(_read_json(Path(hf_hub_download(name, "config.json", revision=revision))), f"{path}/config.json")
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES)
+        )
+    except SpecError:
+        raise
+    except Exception as error:  # each version of the hub's client, and each of its transports, has kinds of its own
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SpecError(
-            f"model.path: {hub_id} is neither a directory, nor in the hub cache, nor could it be downloaded: {error}",
-            hint="check the name and the network (HF_TOKEN for gated models), or give a local directory",
+            f"model.path: {path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
+            hint="check the name and the network (HF_TOKEN for gated models); without network, give a local directory, "
+            f"or fill the cache where there is one: hf download {name}",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of sequences being decoded. Each row has its own length; what lies beyond it is masked."""
+"""Keys and values of sequences being decoded: one slot per sequence, each with its own length; the rest is masked."""
 
 from __future__ import annotations
 
@@ -6,95 +6,132 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lorad.models.attention import causal
 from lorad.models.base import Base
 
 
-class KVCache:
-    """[layers, k and v, rows, kv heads, length, head_dim], zero where nothing was written."""
+def bytes_per_token(base: Base) -> int:
+    """Keys and values of one token in all layers."""
+    config = base.config
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * base.dtype.itemsize
 
-    def __init__(self, base: Base, rows: int, length: int) -> None:
+
+class KVCache:
+    """For each layer [k and v, slots, kv heads, length, head_dim], finite everywhere: what is masked is never NaN."""
+
+    def __init__(self, base: Base, slots: int, length: int) -> None:
         config = base.config
-        shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, config.head_dim)
-        self.data = torch.zeros(shape, dtype=base.dtype, device=base.device)
+        self.shape = (2, slots, config.num_key_value_heads, length, config.head_dim)
+        self.layers = [
+            torch.zeros(self.shape, dtype=base.dtype, device=base.device) for _ in range(config.num_hidden_layers)
+        ]
 
     @property
-    def rows(self) -> int:
-        return self.data.shape[2]
+    def slots(self) -> int:
+        return self.shape[1]
 
     @property
     def length(self) -> int:
-        return self.data.shape[4]
+        return self.shape[3]
 
-    def expand(self, counts: Sequence[int], length: int) -> None:
-        """Repeat each row so many times, in order, with room for `length` tokens: one prompt, many samples."""
-        data = self.data.new_zeros(*self.data.shape[:2], sum(counts), self.data.shape[3], length, self.data.shape[5])
-        start = 0
-        for row, count in enumerate(counts):
-            data[:, :, start : start + count, :, : self.length] = self.data[:, :, row : row + 1]
-            start += count
-        self.data = data
+    def resize(self, slots: int, length: int, used: int) -> None:
+        """Have this much room, keeping the first `used` slots; layer by layer, so that the peak is one layer more."""
+        if (slots, length) == (self.slots, self.length):
+            return
+        kept = min(length, self.length)
+        self.shape = (2, slots, self.shape[2], length, self.shape[4])
+        for index, layer in enumerate(self.layers):
+            resized = layer.new_zeros(self.shape)
+            resized[:, :used, :, :kept] = layer[:, :used, :, :kept]
+            self.layers[index] = resized
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], rows: int) -> None:
-        """Copy rows `sources` over rows `targets`, then keep the first `rows`."""
-        if sources:
-            self.data[:, :, list(targets)] = self.data[:, :, list(sources)]
-        self.data = self.data[:, :, :rows]
+    def move(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
+        """Copy the first `span` tokens of slots `sources` over those of `targets`."""
+        for layer in self.layers:
+            layer[:, list(targets), :, :span] = layer[:, list(sources), :, :span]
 
-    def grow(self, length: int) -> None:
-        """Make room for sequences of this many tokens."""
-        if length > self.length:
-            data = self.data.new_zeros(*self.data.shape[:4], length, self.data.shape[5])
-            data[:, :, :, :, : self.length] = self.data
-            self.data = data
-
-    def append(self, other: KVCache) -> None:
-        """Take the rows of another cache after the present ones."""
-        length = max(self.length, other.length)
-        self.grow(length)
-        other.grow(length)
-        self.data = torch.cat([self.data, other.data], dim=2)
+    def fill(self, start: int, other: KVCache, rows: Tensor) -> None:
+        """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many samples."""
+        span = min(self.length, other.length)
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            layer[:, start : start + len(rows), :, :span] = source[:, :, :, :span].index_select(1, rows)
 
 
 class PrefillAttention:
-    """Causal attention over right-padded prompts that start at position 0; fills a cache of as many rows."""
+    """Causal attention over right-padded prompts that start at position 0; fills a cache of as many slots."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.cache.data[layer]
+        keys, values = self.cache.layers[layer]
         keys[:, :, : k.shape[1]] = k.transpose(1, 2)
         values[:, :, : v.shape[1]] = v.transpose(1, 2)
         return causal(q, k, v)
 
 
-class DecodeAttention:
-    """One new token per row against the cache.
+class ExtendAttention:
+    """Causal attention of new, right-padded tokens that follow what the cache holds already.
 
-    positions: int64 [rows], where the new token goes; span: the largest position + 1 (an int, so that no device is
-    asked for it). Under no_grad only: it writes into the cache.
+    starts: int64 [slots], how many tokens each slot holds. The cache is one token longer than the longest sequence:
+    padding goes there, and is never seen.
+    """
+
+    def __init__(self, cache: KVCache, starts: Tensor, time: int) -> None:
+        self.cache = cache
+        positions = starts[:, None] + torch.arange(time, device=starts.device)
+        self.slots = torch.arange(cache.slots, device=starts.device)[:, None]
+        self.places = positions.clamp(max=cache.length - 1)
+        seen = torch.arange(cache.length, device=starts.device) <= positions[..., None]
+        self.mask = seen[:, None]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.layers[layer]
+        keys[self.slots, :, self.places] = k
+        values[self.slots, :, self.places] = v
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, attn_mask=self.mask, enable_gqa=q.shape[2] != k.shape[2]
+        )
+        return out.transpose(1, 2)
+
+
+class DecodeAttention:
+    """One new token per slot, for the first slots of a cache.
+
+    positions: int64 [rows], where the new token goes; span: the largest position + 1 or more (an int, so that no
+    device is asked for it). Under no_grad only: it writes into the cache. Shapes depend on rows and span alone.
     """
 
     def __init__(self, cache: KVCache, positions: Tensor, span: int) -> None:
-        self.cache, self.span = cache, span
-        rows, heads = cache.rows, cache.data.shape[3]
-        every = torch.arange(rows * heads, device=positions.device)
-        self.places = every * cache.length + positions.repeat_interleave(heads)
-        seen = torch.arange(span, device=positions.device) <= positions[:, None]
-        bias = torch.zeros(seen.shape, dtype=cache.data.dtype, device=positions.device)
-        self.bias = bias.masked_fill_(~seen, float("-inf"))[:, None, None]
-        self.scale = cache.data.shape[5] ** -0.5
+        self.cache, self.span, self.rows = cache, span, len(positions)
+        heads, device, dtype = cache.shape[2], positions.device, cache.layers[0].dtype
+        every = torch.arange(self.rows * heads, device=device) * cache.length
+        self.places = (every.view(self.rows, heads) + positions[:, None]).view(-1)
+        unseen = torch.arange(span, device=device) > positions[:, None]
+        bias = torch.zeros(unseen.shape, dtype=dtype, device=device)
+        self.bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
+        self.scale = cache.shape[4] ** -0.5
+        self.attend = self._fused if device.type == "cuda" else self._products
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, heads, length, dim = self.cache.data.shape[2:]
-        keys, values = self.cache.data[layer]
+        _, _, heads, _, dim = self.cache.shape
+        keys, values = self.cache.layers[layer].unbind(0)
         keys.view(-1, dim).index_copy_(0, self.places, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.places, v.reshape(-1, dim))
-        keys = keys.view(rows * heads, length, dim)[:, : self.span]
-        values = values.view(rows * heads, length, dim)[:, : self.span]
-        scores = torch.bmm(q.reshape(rows * heads, -1, dim), keys.transpose(1, 2))
-        scores = scores.view(rows, heads, -1, self.span).mul_(self.scale).add_(self.bias)
+        seen = slice(None, self.rows), slice(None), slice(None, self.span)
+        folded = q.reshape(self.rows, heads, -1, dim)  # the query heads of one kv head, side by side
+        return self.attend(folded, keys[seen], values[seen]).reshape(q.shape)
+
+    def _fused(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        mask = self.bias.expand(-1, -1, q.shape[2], -1)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+
+    def _products(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """On a CPU two batched products are faster than the fused kernel, which is made for long queries."""
+        q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
+        scores = torch.bmm(q, keys.transpose(1, 2)).view(self.rows, -1, q.shape[1], self.span)
+        scores = scores.mul_(self.scale).add_(self.bias)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-        return torch.bmm(weights.view(rows * heads, -1, self.span), values).view(q.shape)
+        return torch.bmm(weights.view(-1, q.shape[1], self.span), values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,28 +10,34 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lorad.errors import SpecError
-from lorad.models.base import Base, Layer, rope_tables
+from lorad.models.base import Base, Layer
 from lorad.models.config import GROUPS, ModelConfig
-from lorad.models.directory import read_config, weight_files
+from lorad.models.directory import linear_shapes, read_config, weight_files
+from lorad.models.rope import rope_tables
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
 
 
 def load_base(directory: Path, dtype: torch.dtype, device: torch.device) -> Base:
-    """Reads, casts and fuses the weights of a Hugging Face directory.
+    """Reads, casts and fuses the weights of a Hugging Face directory, one tensor at a time and straight to the device.
 
-    Raises: SpecError for an unknown architecture, a missing file or tensor, or a tensor of another shape.
+    Raises: SpecError for an unknown architecture, a missing file or tensor, a tensor of another shape, and one that
+    the forward would leave out.
     """
     config = read_config(directory)
     source = _Source(directory, dtype, device)
-    embed = source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    head = embed if config.tie_word_embeddings else source.take("lm_head.weight", config.vocab_size, config.hidden_size)
+    embed = source.take(EMBED, config.vocab_size, config.hidden_size)
+    head = embed if config.tie_word_embeddings else source.take(HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
     norm = source.take("model.norm.weight", config.hidden_size)
+    source.check_rest(embed)
     cos, sin = rope_tables(config, dtype, device)
     return Base(config, dtype, device, embed, layers, norm, head, cos, sin)
 
 
 class _Source:
-    """Tensors by name over all shards of a directory, read one at a time."""
+    """Tensors by name over all shards of a directory, each read once and cast on its way to its place."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.directory, self.dtype, self.device = directory, dtype, device
@@ -41,8 +48,20 @@ class _Source:
                     self.files.update(dict.fromkeys(file.keys(), path))
             except (SafetensorError, OSError) as error:
                 raise SpecError(f"{path}: not a safetensors file: {error}", hint="download it again") from error
+        self.rest = set(self.files)
 
     def take(self, name: str, *shape: int) -> Tensor:
+        return self.stack([name], [shape[0]], *shape[1:])
+
+    def stack(self, names: Sequence[str], rows: Sequence[int], *columns: int) -> Tensor:
+        """The tensors one above the other, in one allocation: no second copy of a weight exists at any time."""
+        whole = torch.empty(sum(rows), *columns, dtype=self.dtype, device=self.device)
+        for name, part in zip(names, whole.split(list(rows)), strict=True):
+            part.copy_(self._mapped(name, tuple(part.shape)))
+        return whole
+
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A view of the file, to be copied before the next is asked for."""
         if name not in self.files:
             raise SpecError(f"{self.directory}: no tensor {name}", hint="complete the download")
         with safe_open(self.files[name], framework="pt") as file:
@@ -52,37 +71,55 @@ class _Source:
                 f"{self.files[name]}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}",
                 hint="the weights and config.json belong to different models",
             )
-        return tensor.to(device=self.device, dtype=self.dtype, copy=True)  # never a view of the mapped file
+        self.rest.discard(name)
+        return tensor
+
+    def check_rest(self, embed: Tensor) -> None:
+        """What was not read changes nothing: a second copy of tied embeddings, frequencies that config.json implies."""
+        if HEAD in self.rest and not torch.equal(self.take(HEAD, *embed.shape), embed):
+            raise SpecError(
+                f"{self.files[HEAD]}: {HEAD} differs from {EMBED}, config.json ties them",
+                hint="set tie_word_embeddings to false in config.json",
+            )
+        unread = sorted(name for name in self.rest if not name.endswith(DERIVED))
+        if unread:
+            raise SpecError(
+                f"{self.files[unread[0]]}: {len(unread)} tensors have no place in the model that config.json "
+                f"describes: {', '.join(unread[:3])}",
+                hint="the weights and config.json belong to different models",
+            )
 
 
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
-    prefix = f"model.layers.{index}."
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    query, key = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    prefix, shapes = f"model.layers.{index}.", linear_shapes(config)
 
-    def fused(group: str, kind: str, *rows: int) -> Tensor:
-        columns = (hidden,) if kind == "weight" else ()
-        parts = [
-            source.take(f"{prefix}{module}.{kind}", out, *columns)
-            for module, out in zip(GROUPS[group], rows, strict=True)
-        ]
-        return torch.cat(parts)
+    def norm(name: str, size: int = config.hidden_size) -> Tensor:
+        return source.take(f"{prefix}{name}.weight", size)
 
-    biased = config.attention_bias
-    q_norm = source.take(prefix + "self_attn.q_norm.weight", dim)
-    k_norm = source.take(prefix + "self_attn.k_norm.weight", dim)
+    def linear(group: str) -> Tensor:
+        modules = [prefix + module for module in GROUPS[group]]
+        rows = [shapes[module][0] for module in modules]
+        return source.stack([f"{module}.weight" for module in modules], rows, shapes[modules[0]][1])
+
+    def bias(group: str, there: bool) -> Tensor | None:
+        modules = [prefix + module for module in GROUPS[group]]
+        return source.stack([f"{m}.bias" for m in modules], [shapes[m][0] for m in modules]) if there else None
+
     return Layer(
-        input_norm=source.take(prefix + "input_layernorm.weight", hidden),
-        qkv=fused("qkv", "weight", query, key, key),
-        qkv_bias=fused("qkv", "bias", query, key, key) if biased else None,
-        qk_norm=torch.cat(
-            [q_norm.expand(config.num_attention_heads, dim), k_norm.expand(config.num_key_value_heads, dim)]
-        ),
-        o=source.take(prefix + "self_attn.o_proj.weight", hidden, query),
-        o_bias=source.take(prefix + "self_attn.o_proj.bias", hidden) if biased else None,
-        post_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=fused("gate_up", "weight", inner, inner),
-        gate_up_bias=None,
-        down_bias=None,
-        down=source.take(prefix + "mlp.down_proj.weight", hidden, inner),
+        input_norm=norm("input_layernorm"),
+        qkv=linear("qkv"),
+        qkv_bias=bias("qkv", config.qkv_bias),
+        qk_norm=_qk_norm(source, config, prefix) if config.qk_norm else None,
+        o=linear("o"),
+        o_bias=bias("o", config.o_bias),
+        post_norm=norm("post_attention_layernorm"),
+        gate_up=linear("gate_up"),
+        gate_up_bias=bias("gate_up", config.mlp_bias),
+        down=linear("down"),
+        down_bias=bias("down", config.mlp_bias),
     )
+
+
+def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> Tensor:
+    q, k = (source.take(f"{prefix}self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm"))
+    return torch.cat([q.expand(config.num_attention_heads, -1), k.expand(config.num_key_value_heads, -1)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from lorad.models.base import Base
 from lorad.models.config import GROUPS
 from lorad.models.directory import linear_shapes
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 Pair = tuple[Tensor, Tensor]
 """A fused (A [rank, in], B [out, rank]); the scale is already in B."""
 
@@ -68,35 +68,70 @@ class FrozenLora:
         return sum(t.numel() * t.element_size() for pair in self.pairs.values() for t in pair)
 
 
+Place = tuple[int, str]
+"""(layer, fused group)"""
+
+Signature = tuple[tuple[Place, int], ...]
+"""The places at which any of some adapters has something, each with the largest rank there."""
+
+
+def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
+    """What the shapes of a `MixedLora` depend on beside the number of its adapters."""
+    found = []
+    for place in fused_groups(base):
+        ranks = [lora.pairs[place][0].shape[0] for lora in loras if lora is not None and place in lora.pairs]
+        if ranks:
+            found.append((place, max(ranks)))
+    return tuple(found)
+
+
 class MixedLora:
     """Several frozen adapters (None: the bare base) in one batch, as two batched matmuls per group.
 
-    owner[token] is the index into `loras` of that row of x. Ranks and targets may differ: missing ones are zeros.
+    Ranks and targets may differ: what is missing is zero. `fill` and `assign` write in place while shapes stay, so that
+    a captured step sees what they bring. per: rows that each adapter has at most; None: as many as it needs.
     """
 
-    def __init__(self, base: Base, loras: Sequence[FrozenLora | None], owner: Sequence[int]) -> None:
-        self.stacks: dict[tuple[int, str], Pair] = {}
-        for place in fused_groups(base):
-            found = [lora.pairs.get(place) if lora is not None else None for lora in loras]
-            if any(pair is not None for pair in found):
-                self.stacks[place] = _stack(found)
-        self.loras, self.count = tuple(loras), len(loras)
-        self.assign(owner)
+    def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int | None = None) -> None:
+        self.count, self.per, self.device = len(loras), per, base.device
+        self.stacks: dict[Place, Pair] = {}
+        for place, rank in signature(base, loras):
+            pair = next(lora.pairs[place] for lora in loras if lora is not None and place in lora.pairs)
+            a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
+            self.stacks[place] = a, pair[1].new_zeros(self.count, pair[1].shape[0], rank)
+        self.loras: list[FrozenLora | None] = [None] * self.count
+        self.fill(loras)
+        self.gather: Tensor | None = None
+        self.place = torch.zeros(0, dtype=torch.int64, device=base.device)
 
-    def assign(self, owner: Sequence[int]) -> None:
-        """Says which adapter each token of the next forwards uses."""
-        rows = np.asarray(owner, dtype=np.int64)
-        sizes = np.bincount(rows, minlength=self.count)
-        order = np.argsort(rows, kind="stable")
-        rank = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        place = np.empty(len(rows), dtype=np.int64)
-        place[order] = rows[order] * sizes.max() + rank
-        gather = np.zeros(self.count * int(sizes.max()), dtype=np.int64)
-        gather[place] = np.arange(len(rows))
-        device = next(iter(self.stacks.values()))[0].device if self.stacks else torch.device("cpu")
-        sorted_evenly = len(gather) == len(rows) and bool((gather == np.arange(len(rows))).all())
-        self.gather = None if sorted_evenly else torch.from_numpy(gather).to(device)
-        self.place = torch.from_numpy(place).to(device)
+    def fill(self, loras: Sequence[FrozenLora | None]) -> None:
+        """Serve these instead, adapter by adapter; their signature must be the one that was given first."""
+        for index, (new, old) in enumerate(zip(loras, self.loras, strict=True)):
+            if new is not old:
+                for place, (a, b) in self.stacks.items():
+                    _put(a[index], b[index], None if new is None else new.pairs.get(place))
+        self.loras = list(loras)
+
+    def assign(self, owner: Array, padded: int = 0) -> None:
+        """owner[token], int64: the index of the adapter that each token of the next forwards uses.
+
+        When the forwards have more tokens, `padded`, what is added to the rest of them is of no adapter in particular.
+        """
+        if self.count == 1:
+            return
+        sizes = np.bincount(owner, minlength=self.count)
+        per = self.per or int(sizes.max())
+        order = np.argsort(owner, kind="stable")
+        rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        place = np.zeros(max(padded, len(owner)), np.int64)
+        place[order] = owner[order] * per + rank
+        gather = np.zeros(self.count * per, np.int64)
+        gather[place[: len(owner)]] = np.arange(len(owner))
+        if self.per is None and np.array_equal(gather, np.arange(len(owner))):
+            self.gather = None  # in order and even: nothing to move
+            return
+        self.gather = _written(self.gather, gather, self.device)
+        self.place = _written(self.place, place, self.device)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         pair = self.stacks.get((layer, group))
@@ -111,17 +146,18 @@ class MixedLora:
         return y.add_(delta.index_select(0, self.place))
 
 
-def _stack(pairs: Sequence[Pair | None]) -> Pair:
-    present = [pair for pair in pairs if pair is not None]
-    rank = max(a.shape[0] for a, _ in present)
-    a0, b0 = present[0]
-    a = a0.new_zeros(len(pairs), rank, a0.shape[1])
-    b = b0.new_zeros(len(pairs), b0.shape[0], rank)
-    for index, pair in enumerate(pairs):
-        if pair is not None:
-            a[index, : pair[0].shape[0]] = pair[0]
-            b[index, :, : pair[1].shape[1]] = pair[1]
-    return a, b
+def _put(a: Tensor, b: Tensor, pair: Pair | None) -> None:
+    a.zero_()
+    b.zero_()
+    if pair is not None:
+        a[: pair[0].shape[0]] = pair[0]
+        b[:, : pair[1].shape[1]] = pair[1]
+
+
+def _written(buffer: Tensor | None, values: Array, device: torch.device) -> Tensor:
+    """The buffer with these values when it has room for exactly so many, else a new one."""
+    fresh = torch.from_numpy(values).to(device)
+    return buffer.copy_(fresh) if buffer is not None and buffer.shape == fresh.shape else fresh
 
 
 def _fuse(

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from lorad.models.lora import FrozenLora
+from lorad.engines.builtin.versions import Held
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 
 Finish = Literal["stop", "length", "abort"]
@@ -50,6 +50,7 @@ class Sample:
     finish: Finish | None = None
     sent: int = 0
     closed: bool = False
+    number: int = 0  # from 1, in order of first admission
 
     def push(self, token: int, logprob: float) -> bool:
         """Take the next token; False when it was the last."""
@@ -78,11 +79,22 @@ class Sample:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One prompt and its samples: prefilled once."""
+    """Samples that go on from the same tokens: those of a prompt, or one that lost its place. Prefilled once."""
 
     tokens: np.ndarray
     samples: list[Sample]
     call: Call
+    prompt: int  # so many of the tokens are the prompt
+
+    def split(self, count: int) -> tuple[Group, Group]:
+        """Its first samples, and the others."""
+        first, rest = self.samples[:count], self.samples[count:]
+        return Group(self.tokens, first, self.call, self.prompt), Group(self.tokens, rest, self.call, self.prompt)
+
+    def resumed(self, sample: Sample) -> Group:
+        """What recomputes the keys and values of a sample that gave up its row."""
+        made = np.array(sample.tokens, self.tokens.dtype)
+        return Group(np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt)
 
 
 class Call:
@@ -91,13 +103,12 @@ class Call:
     def __init__(
         self,
         request: str,
-        version: str,
-        lora: FrozenLora | None,
+        held: Held,
         prompts: Sequence[Prompt],
         sampling: Sampling,
         decoder: Decoder | None,
     ) -> None:
-        self.request, self.lora = request, lora
+        self.request, self.held = request, held
         self.aborted = False
         self.queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue()
         stop_ids = frozenset(sampling.stop_token_ids)
@@ -106,22 +117,27 @@ class Call:
             Group(
                 prompt.tokens,
                 [
-                    Sample(prompt.id, index, version, seed, sampling, stop_ids, stops)
+                    Sample(prompt.id, index, held.name, seed, sampling, stop_ids, stops)
                     for index, seed in enumerate(prompt.seeds.tolist())
                 ],
                 self,
+                len(prompt.tokens),
             )
             for prompt in prompts
             if prompt.seeds.size
         ]
         self.samples = [sample for group in self.groups for sample in group.samples]
+        self.open = self.samples
         self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
 
     def chunks(self, unfinished: bool) -> list[Chunk]:
         """What is new: of ended samples always, of growing ones when asked."""
-        ready = (sample for sample in self.samples if unfinished or sample.finish is not None)
-        return [chunk for sample in ready if (chunk := sample.chunk()) is not None]
+        ready = (sample for sample in self.open if unfinished or sample.finish is not None)
+        chunks = [chunk for sample in ready if (chunk := sample.chunk()) is not None]
+        self.open = [sample for sample in self.open if not sample.closed]
+        return chunks
 
     @property
     def ended(self) -> bool:
-        return all(sample.finish is not None for sample in self.samples)
+        """Whether everything was handed out."""
+        return not self.open

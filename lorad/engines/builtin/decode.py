@@ -15,36 +15,46 @@ import torch
 from torch import Tensor
 
 from lorad.engines.builtin.calls import Call, Group, Sample
-from lorad.engines.builtin.sampler import Choice
-from lorad.models.base import Base
-from lorad.models.decoder import hidden, logits
-from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
-from lorad.models.lora import FrozenLora, LoraApply, MixedLora
+from lorad.engines.builtin.prefill import prefill
+from lorad.engines.builtin.prefix import PrefixCache
+from lorad.engines.builtin.rows import Rows, Shape, seeds_of
+from lorad.engines.builtin.sampler import Steps, parameters_of, sample
+from lorad.engines.builtin.steps import Stepper, stepper
+from lorad.models.kv import KVCache, bytes_per_token
+from lorad.models.merge import Merger
 from lorad.protocol.batch import Chunk
 
 PREFILL_TOKENS = 8192  # per forward, padding included
-ROOM = 64  # tokens by which the cache grows at least
+PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
+ROOM = 64  # tokens that a row can grow by before rows are asked to make room
+SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
 STREAM_SECONDS = 0.05  # how often growing samples are reported; ended ones are at once
 
 
 class DecodeBatch:
     """Calls that are decoded together. All methods belong to the compute thread.
 
-    max_rows: samples at once, exceeded only by a single larger group. cache_bytes: bound on keys and values.
+    max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample; when
+    samples outgrow it, the youngest give up their rows and are computed again later. prefixes: where beginnings of
+    prompts are kept, if they are.
     """
 
-    def __init__(self, base: Base, max_rows: int, cache_bytes: int) -> None:
-        self.base, self.max_rows, self.cache_bytes = base, max_rows, cache_bytes
+    def __init__(self, models: Merger, max_rows: int, cache_bytes: int, prefixes: PrefixCache | None = None) -> None:
+        base = models.base
+        self.models, self.max_rows, self.prefixes = models, max_rows, prefixes
+        self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
+        work = PREFILL_WORK // (2 * base.config.num_parameters) if base.device.type == "cpu" else PREFILL_TOKENS
+        self.prefill_tokens = min(PREFILL_TOKENS, work)
         self.calls: list[Call] = []
         self.pending: deque[Group] = deque()
-        self.samples: list[Sample] = []  # one per row, as are all below
-        self.loras: list[FrozenLora | None] = []
-        self.lengths = np.zeros(0, np.int64)  # tokens in the cache
-        self.tokens = torch.zeros(0, dtype=torch.int64)  # to be fed next
-        self.choice = Choice(np.zeros(0, np.uint64), [], base.device)
-        self.cache = KVCache(base, 0, 0)
-        self.mixed: LoraApply | None = None  # the adapter of all rows together
-        self.bound = True  # whether `mixed` is of the present rows
+        self.samples: list[Sample] = []  # one per row, oldest first but for those that fill holes
+        self.groups: list[Group] = []  # one per row
+        self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache
+        self.rows, self.cache = Rows(0, base.device), KVCache(base, 0, 0)
+        self.stepper: Stepper = stepper(models)
+        self.steps = Steps(False, False, False)
+        self.bound = True  # whether stepper and steps know of the present rows
+        self.admitted = self.preempted = 0
         self.reported = 0.0
 
     def join(self, call: Call) -> None:
@@ -52,22 +62,21 @@ class DecodeBatch:
         self.calls.append(call)
         self.pending.extend(call.groups)
 
-    @property
-    def rows(self) -> int:
-        return len(self.samples)
-
     @torch.no_grad()
     def run(self, seconds: float) -> list[tuple[Call, list[Chunk], bool]]:
         """Work for about so long (one step at least); returns (call, new chunks, whether it ended)."""
         deadline = time.monotonic() + seconds
-        while self.rows or self.pending:
+        while self.samples or self.pending:
             self._drop_aborted()
             if self._has_room():
                 self._admit()
-            elif self.rows:
+            elif self.samples:
+                self._make_room()
                 self._step()
             if time.monotonic() >= deadline:
                 break
+        if not self.samples and self.models.base.device.type == "cpu":
+            self.cache = KVCache(self.models.base, 0, 0)  # a GPU keeps what its captured steps know
         return self._report()
 
     def _report(self) -> list[tuple[Call, list[Chunk], bool]]:
@@ -85,130 +94,147 @@ class DecodeBatch:
         if not aborted:
             return
         for call in aborted:
-            for sample in call.samples:
-                sample.finish = sample.finish or "abort"
+            for one in call.open:
+                one.finish = one.finish or "abort"
         self.pending = deque(group for group in self.pending if not group.call.aborted)
-        self._retain([sample.finish is None for sample in self.samples])
+        self._retain([one.finish is None for one in self.samples])
+
+    def _fitting(self, span: int) -> int:
+        """How many rows of so many tokens may be there."""
+        return max(1, min(self.max_rows, self.most_tokens // span))
 
     def _has_room(self) -> bool:
-        """A quarter of the batch is free (prefilling in bulk is cheaper), or all of it."""
-        if not self.pending or not self.rows:
+        """Whether the next group fits, and enough rows are free (or few enough samples wait) to make it worth it."""
+        if not self.pending or not self.samples:
             return bool(self.pending)
-        most = self._most_rows()
-        return self.rows <= most * 3 // 4 and self.rows + len(self.pending[0].samples) <= most
+        group = self.pending[0]
+        most = self._fitting(max(int(self.lengths.max()), len(group.tokens)) + ROOM)
+        free = most - len(self.samples)
+        needed = len(group.samples) if len(group.samples) * 2 <= most else 1
+        return needed <= free and (free * SHARE >= most or self._waiting(free) <= free)
 
-    def _most_rows(self) -> int:
-        config = self.base.config
-        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        longest = max(call.longest for call in self.calls)
-        fitting = self.cache_bytes // (per_token * self.base.dtype.itemsize * longest)
-        return max(1, min(self.max_rows, fitting))
+    def _waiting(self, enough: int) -> int:
+        """How many samples wait, counted no further than needed."""
+        count = 0
+        for group in self.pending:
+            count += len(group.samples)
+            if count > enough:
+                break
+        return count
 
     def _admit(self) -> None:
-        """Prefill the next groups that fit, all of one version, and sample their first tokens."""
+        """Prefill the next groups that fit, all of one version, and sample their next tokens."""
         groups = self._next_groups()
-        first, cache = self._prefill(groups)
-        samples = [sample for group in groups for sample in group.samples]
-        sizes = [len(group.samples) for group in groups]
-        cache.expand(sizes, cache.length + min(ROOM, max(sample.sampling.max_new_tokens for sample in samples)))
-        seeds = np.array([sample.seed for sample in samples], np.uint64)
-        choice = Choice(seeds, [sample.sampling for sample in samples], self.base.device)
-        repeats = torch.as_tensor(sizes, device=self.base.device)
-        tokens, logprobs = choice.sample(first.repeat_interleave(repeats, 0, output_size=len(samples)))
-        alive = self._push(samples, tokens, logprobs)
-        self._append(groups, samples, choice, tokens, cache)
-        self._retain([True] * (self.rows - len(samples)) + alive)
+        scores, cache = prefill(self.models, groups, groups[0].call.held, self.prefixes)
+        samples = [one for group in groups for one in group.samples]
+        owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
+        rows = torch.from_numpy(owners).to(scores.device)
+        start, lengths = len(self.samples), [len(groups[owner].tokens) for owner in owners]
+        self._reserve(start + len(samples), max(lengths) + 1)
+        self.cache.fill(start, cache, rows)
+        tokens, alive = self._first(samples, scores.index_select(0, rows))
+        self.rows.put(start, samples, tokens, lengths)
+        for one in samples:
+            one.number = one.number or self.admitted + 1
+            self.admitted += 1
+        self.samples = self.samples + samples
+        self.groups = self.groups + [groups[owner] for owner in owners]
+        self.lengths = np.concatenate([self.lengths, np.array(lengths, np.int64)])
+        self.bound = False
+        self._retain([True] * start + alive)
+
+    def _first(self, samples: Sequence[Sample], scores: Tensor) -> tuple[Tensor, list[bool]]:
+        """The first token after the prefill of each sample, and which of them go on."""
+        samplings = [one.sampling for one in samples]
+        counts = torch.tensor([len(one.tokens) for one in samples])
+        state = (seeds_of(samples), counts, parameters_of(samplings))
+        keys, counts, parameters = (part.to(scores.device) for part in state)
+        tokens, logprobs = sample(scores, keys, counts, parameters, Steps.of(samplings))
+        return tokens, _push(samples, tokens, logprobs)
 
     def _next_groups(self) -> list[Group]:
+        """Groups of one version whose rows fit, and whose prompts fit into one forward. The last may be split."""
         groups: list[Group] = []
-        lora, rows, longest = self.pending[0].call.lora, self.rows, 0
-        while self.pending and self.pending[0].call.lora is lora:
+        held, rows, longest = self.pending[0].call.held, len(self.samples), 0
+        span = int(self.lengths.max(initial=0))
+        while self.pending and self.pending[0].call.held is held:
             group = self.pending[0]
-            rows, longest = rows + len(group.samples), max(longest, len(group.tokens))
-            if groups and (rows > self._most_rows() or (len(groups) + 1) * longest > PREFILL_TOKENS):
+            longest = max(longest, len(group.tokens))
+            most = self._fitting(max(span, longest) + ROOM)
+            if groups and (len(groups) + 1) * longest > self.prefill_tokens:
                 break
-            groups.append(self.pending.popleft())
+            if rows + len(group.samples) > most:
+                if most <= rows or len(group.samples) * 2 <= most:
+                    break
+                group, rest = group.split(most - rows)
+                self.pending[0] = rest
+            else:
+                self.pending.popleft()
+            groups.append(group)
+            rows += len(group.samples)
         return groups
 
-    def _prefill(self, groups: Sequence[Group]) -> tuple[Tensor, KVCache]:
-        """Logits after each prompt, and a cache with one row per prompt."""
-        device = self.base.device
-        lengths = [len(group.tokens) for group in groups]
-        ids = np.zeros((len(groups), max(lengths)), np.int64)
-        for row, group in enumerate(groups):
-            ids[row, : lengths[row]] = group.tokens
-        cache = KVCache(self.base, len(groups), max(lengths))
-        positions = torch.arange(max(lengths), device=device)
-        lora = groups[0].call.lora
-        states = hidden(self.base, torch.from_numpy(ids).to(device), positions, PrefillAttention(cache), lora)
-        last = torch.as_tensor(lengths, device=device) - 1
-        return logits(self.base, states[torch.arange(len(groups), device=device), last], lora), cache
+    def _reserve(self, rows: int, length: int) -> None:
+        """See that the cache has slots for so many rows of so many tokens; length grows in large steps."""
+        slots = self.stepper.padded(rows)
+        if length > self.cache.length:
+            wanted = max(length + ROOM, min(max(call.longest for call in self.calls), 4 * length))
+            length = max(length, min(wanted, self.most_tokens // slots))
+        length = max(length, min(self.cache.length, self.most_tokens // slots))
+        slots = max(slots, min(self.cache.slots, self.most_tokens // length))
+        self.cache.resize(slots, length, len(self.samples))
+        if slots > self.rows.capacity:
+            self.rows.grow(slots, len(self.samples))
 
-    def _append(
-        self, groups: Sequence[Group], samples: list[Sample], choice: Choice, tokens: Tensor, cache: KVCache
-    ) -> None:
-        lengths = [len(group.tokens) for group in groups for _ in group.samples]
-        self.loras += [group.call.lora for group in groups for _ in group.samples]
-        if self.rows:
-            self.cache.append(cache)
-            self.choice.append(choice)
-            self.tokens = torch.cat([self.tokens, tokens])
-        else:
-            self.cache, self.choice, self.tokens = cache, choice, tokens
-        self.lengths = np.concatenate([self.lengths, np.array(lengths, np.int64)])
-        self.samples = self.samples + samples
-        self.bound = False
+    def _make_room(self) -> None:
+        """Before a step: the longest row needs one more token, which the youngest rows may have to pay for."""
+        span = int(self.lengths.max()) + 1
+        if span <= self.cache.length:
+            return
+        if len(self.samples) > self._fitting(span):
+            self._preempt(self._fitting(span + ROOM))
+        self._reserve(len(self.samples), int(self.lengths.max()) + 1)
+
+    def _preempt(self, keep: int) -> None:
+        """Send all but the oldest rows back to the head of the queue."""
+        age = np.argsort([one.number for one in self.samples], kind="stable")
+        leaving = set(age[keep:].tolist())
+        self.preempted += len(leaving)
+        for row in reversed(age[keep:].tolist()):
+            self.pending.appendleft(self.groups[row].resumed(self.samples[row]))
+        self._retain([row not in leaving for row in range(len(self.samples))])
 
     def _step(self) -> None:
         """Feed one token per row, sample the next, let ended rows leave."""
         if not self.bound:
-            self._bind()
-        span = int(self.lengths.max()) + 1
-        if span > self.cache.length:
-            self.cache.grow(max(span + ROOM, span * 5 // 4))
-        positions = torch.from_numpy(self.lengths).to(self.base.device)
-        attention = DecodeAttention(self.cache, positions, span)
-        states = hidden(self.base, self.tokens[:, None], positions[:, None], attention, self.mixed)
-        self.tokens, logprobs = self.choice.sample(logits(self.base, states[:, 0], self.mixed))
+            self.stepper.bind([group.call.held.lora for group in self.groups])
+            self.steps = Steps.of({id(one.sampling): one.sampling for one in self.samples}.values())
+            self.bound = True
+        shape = Shape(len(self.samples), int(self.lengths.max()) + 1, self.steps)
+        tokens, logprobs = self.stepper.run(self.rows, self.cache, shape)
         self.lengths = self.lengths + 1
-        self._retain(self._push(self.samples, self.tokens, logprobs))
-
-    @staticmethod
-    def _push(samples: Sequence[Sample], tokens: Tensor, logprobs: Tensor) -> list[bool]:
-        """Hand each sample its token; returns which of them go on."""
-        rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
-        return [sample.push(token, logprob) for sample, token, logprob in rows]
+        self._retain(_push(self.samples, tokens, logprobs))
 
     def _retain(self, alive: Sequence[bool]) -> None:
         """Let the other rows leave; the last rows move into the holes, so that little is copied."""
         count = sum(alive)
-        if count == self.rows:
+        if count == len(self.samples):
             return
         holes = [row for row in range(count) if not alive[row]]
-        movers = [row for row in range(count, self.rows) if alive[row]]
+        movers = [row for row in range(count, len(self.samples)) if alive[row]]
         order = list(range(count))
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
-        self.cache.move(movers, holes, count)
-        rows = torch.tensor(order, dtype=torch.int64)
-        self.tokens = self.tokens[rows.to(self.base.device)]
-        self.choice.select(rows)
-        self.lengths = self.lengths[rows.numpy()]
+        if movers:
+            self.cache.move(movers, holes, int(self.lengths[movers].max()))
+            self.rows.move(movers, holes)
+        self.lengths = self.lengths[order]
         self.samples = [self.samples[row] for row in order]
-        self.loras = [self.loras[row] for row in order]
+        self.groups = [self.groups[row] for row in order]
         self.bound = False
-        if not count:  # a view of no row would keep the memory of all
-            self.cache, self.mixed = KVCache(self.base, 0, 0), None
 
-    def _bind(self) -> None:
-        """One adapter for all rows, or a mix of them."""
-        self.bound = True
-        distinct = list(dict.fromkeys(self.loras))
-        if len(distinct) < 2:
-            self.mixed = distinct[0] if distinct else None
-            return
-        owner = [distinct.index(lora) for lora in self.loras]
-        if isinstance(self.mixed, MixedLora) and self.mixed.loras == tuple(distinct):
-            self.mixed.assign(owner)
-        else:
-            self.mixed = MixedLora(self.base, distinct, owner)
+
+def _push(samples: Sequence[Sample], tokens: Tensor, logprobs: Tensor) -> list[bool]:
+    """Hand each sample its token; returns which of them go on."""
+    rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
+    return [one.push(token, logprob) for one, token, logprob in rows]

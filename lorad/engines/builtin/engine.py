@@ -17,6 +17,7 @@ from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
 from lorad.engines.builtin.calls import Call, Decoder
 from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.prefix import PrefixCache
 from lorad.engines.builtin.scoring import completion_logprobs, micro_batches
 from lorad.engines.builtin.versions import Held, Versions
 from lorad.errors import AdapterRefused, Conflict, SpecError
@@ -24,10 +25,12 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
 from lorad.models.lora import FrozenLora
+from lorad.models.merge import Merger
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
 RATE_SECONDS = 5.0
+PREFIX_SHARE = 8  # one in so many of the cache's bytes keeps beginnings of prompts
 MAX_RANK = 512
 
 
@@ -35,8 +38,9 @@ class BuiltinEngine(Engine):
     """Serves a base that it shares with the trainer of its pool, and frozen copies of adapter versions.
 
     directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`.
-    mix_calls: decode the samples of all calls in one batch, whatever their versions: more tokens per second, but
-    rounding then depends on what else is running. Off (the default on a CPU), equal calls give equal bits.
+    mix_calls: decode the samples of all calls in one batch, whatever their versions, and keep beginnings of prompts:
+    more tokens per second, but rounding then depends on what else is running. Off (the default on a CPU), equal calls
+    give equal bits.
     """
 
     def __init__(
@@ -52,8 +56,12 @@ class BuiltinEngine(Engine):
     ) -> None:
         self._base, self._compute, self._directory = base, compute, directory
         self._versions = Versions(max_versions)
-        self._max_rows, self._cache_bytes = max_rows, cache_bytes
+        self._models = Merger(base)
+        self._max_rows = max_rows
         self._mix_calls = base.device.type != "cpu" if mix_calls is None else mix_calls
+        prefix_bytes = cache_bytes // PREFIX_SHARE if self._mix_calls else 0
+        self._cache_bytes = cache_bytes - prefix_bytes
+        self._prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
         self._shared: DecodeBatch | None = None
         self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
         self._calls: list[Call] = []
@@ -85,7 +93,8 @@ class BuiltinEngine(Engine):
         return held.describe()
 
     async def unload(self, name: str) -> None:
-        await self._versions.remove(name)
+        held = await self._versions.remove(name)
+        await self._compute.run(self._models.forget, held.lora)
 
     async def loaded(self) -> Sequence[LoadedVersion]:
         return [held.describe() for held in self._versions.table.values()]
@@ -96,7 +105,7 @@ class BuiltinEngine(Engine):
         self._check(prompts, sampling)
         decoder = await self._decoder_for(sampling)
         with self._versions.use(version) as held:
-            call = Call(request, version, held.lora, prompts, sampling, decoder)
+            call = Call(request, held, prompts, sampling, decoder)
             self._calls.append(call)
             try:
                 await self._start(call)
@@ -137,7 +146,7 @@ class BuiltinEngine(Engine):
         if self._closed:
             raise Conflict("the engine is closed")
         if not self._mix_calls or self._shared is None:
-            self._shared = DecodeBatch(self._base, self._max_rows, self._cache_bytes)
+            self._shared = DecodeBatch(self._models, self._max_rows, self._cache_bytes, self._prefixes)
         batch = self._shared
         await self._compute.run(batch.join, call)
         task = self._tasks.get(batch)
@@ -169,7 +178,7 @@ class BuiltinEngine(Engine):
         batch.check()
         with self._versions.use(version) as held:
             parts = [
-                await self._compute.run(completion_logprobs, self._base, rows, held.lora)
+                await self._compute.run(completion_logprobs, self._models, rows, held.lora)
                 for rows in micro_batches(batch)
             ]
         return np.concatenate(parts)

@@ -5,7 +5,8 @@ Left out: penalties, beam search, minimum lengths, grammars.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,65 +34,59 @@ def uniforms(keys: Tensor, counts: Tensor) -> Tensor:
     return _shift_right(mix(keys + (counts + 1) * GAMMA), 11).double() * 2.0**-53
 
 
-class Choice:
-    """How each row of a decode batch samples: seeds and parameters, one entry per row."""
+class Steps(NamedTuple):
+    """Which of the steps of `sample` any row needs: decided on the host, so that no device is asked."""
 
-    def __init__(self, seeds: np.ndarray, samplings: Sequence[Sampling], device: torch.device) -> None:
-        self.keys = mix(torch.from_numpy(seeds.astype(np.uint64).view(np.int64)).to(device))
-        self.counts = torch.zeros_like(self.keys)
-        rows = [(s.temperature, s.top_p, float(s.top_k)) for s in samplings]
-        self.parameters = torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
-        self._derive(device)
+    scaled: bool
+    truncated: bool
+    greedy: bool
 
-    def _derive(self, device: torch.device) -> None:
-        """Which of the steps below any row needs; on the host, so that no device is asked."""
-        temperature, top_p, top_k = self.parameters.unbind(1)
-        greedy = temperature == 0
-        scale = torch.where(greedy, 1.0, temperature)
-        truncated = ((top_p < 1) | (top_k > 0)) & ~greedy
-        self.greedy = greedy.to(device) if bool(greedy.any()) else None
-        self.scale = scale[:, None].to(device) if bool((scale != 1).any()) else None
-        self.truncated = truncated.nonzero()[:, 0].to(device) if bool(truncated.any()) else None
+    @classmethod
+    def of(cls, samplings: Iterable[Sampling]) -> Steps:
+        some = list(samplings)
+        return cls(
+            scaled=any(s.temperature not in (0.0, 1.0) for s in some),
+            truncated=any((s.top_p < 1 or s.top_k > 0) and s.temperature > 0 for s in some),
+            greedy=any(s.temperature == 0 for s in some),
+        )
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows (int64 [n], on the host), in this order."""
-        device = self.keys.device
-        self.keys, self.counts = self.keys[rows.to(device)], self.counts[rows.to(device)]
-        self.parameters = self.parameters[rows]
-        self._derive(device)
 
-    def append(self, other: Choice) -> None:
-        """Take the rows of another after the present ones."""
-        self.keys, self.counts = torch.cat([self.keys, other.keys]), torch.cat([self.counts, other.counts])
-        self.parameters = torch.cat([self.parameters, other.parameters])
-        self._derive(self.keys.device)
+def keys_of(seeds: np.ndarray) -> Tensor:
+    """int64 [n] from uint64 seeds [n]: what `uniforms` draws from."""
+    return mix(torch.from_numpy(seeds.astype(np.uint64).view(np.int64)))
 
-    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(tokens int64 [n], logprobs float32 [n]) from logits [n, vocab]; each call is the next token of every row.
 
-        Logprobs are of the temperature-scaled distribution before truncation; of the unscaled one for greedy rows.
-        """
-        scores = logits.float() if self.scale is None else logits.float() / self.scale
-        logprobs = torch.log_softmax(scores, -1)
-        probabilities = logprobs.exp()
-        if self.truncated is not None:
-            probabilities[self.truncated] = self._truncate(probabilities[self.truncated])
-        tokens = draw(probabilities, uniforms(self.keys, self.counts))
-        if self.greedy is not None:
-            tokens = torch.where(self.greedy, logits.argmax(-1), tokens)
-        self.counts += 1
-        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+def parameters_of(samplings: Sequence[Sampling]) -> Tensor:
+    """float32 [n, 3]: temperature, top_p, top_k of each row."""
+    rows = [(s.temperature, s.top_p, float(s.top_k)) for s in samplings]
+    return torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
 
-    def _truncate(self, probabilities: Tensor) -> Tensor:
-        """Zero outside the top k, then outside the smallest set of them that holds top_p of their mass."""
-        assert self.truncated is not None
-        top_p, top_k = self.parameters.to(probabilities.device)[self.truncated, 1:, None].unbind(1)
-        ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(ordered.shape[1], device=ordered.device)
-        ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
-        before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill((before >= top_p * ordered.sum(-1, keepdim=True)) & (rank > 0), 0.0)
-        return torch.zeros_like(probabilities).scatter_(1, places, ordered)
+
+def sample(logits: Tensor, keys: Tensor, counts: Tensor, parameters: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    """(tokens int64 [n], logprobs float32 [n]) from logits [n, vocab]: the `counts`-th token (int64 [n]) of each row.
+
+    Logprobs are of the temperature-scaled distribution before truncation; of the unscaled one for greedy rows.
+    """
+    temperature, top_p, top_k = parameters.unbind(1)
+    scores = logits.float()
+    if steps.scaled:
+        scores = scores / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    probabilities = torch.softmax(scores, -1)
+    kept = truncate(probabilities, top_p[:, None], top_k[:, None]) if steps.truncated else probabilities
+    tokens = draw(kept, uniforms(keys, counts))
+    if steps.greedy:
+        tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+
+def truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Zero outside the top k, then outside the smallest set of them that holds top_p of their mass."""
+    ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
+    before = ordered.cumsum(-1) - ordered
+    outside = (before >= top_p * ordered.sum(-1, keepdim=True)) & (rank > 0) & (top_p < 1)
+    return torch.zeros_like(probabilities).scatter_(1, places, ordered.masked_fill(outside, 0.0))
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:

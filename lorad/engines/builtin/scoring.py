@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from lorad.models.attention import CausalAttention
-from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
-from lorad.models.lora import LoraApply
+from lorad.models.lora import FrozenLora
+from lorad.models.merge import Merger
 from lorad.protocol.batch import Batch
 
 FORWARD_TOKENS = 8192  # per micro-batch, padding included
@@ -37,8 +37,9 @@ def micro_batches(batch: Batch) -> Iterator[list[Row]]:
 
 
 @torch.no_grad()
-def completion_logprobs(base: Base, rows: list[Row], lora: LoraApply | None) -> np.ndarray:
+def completion_logprobs(models: Merger, rows: list[Row], version: FrozenLora | None) -> np.ndarray:
     """float32 [completion tokens], row after row, temperature 1."""
+    base, lora = models.alone(version)
     longest = max(len(tokens) for tokens, _ in rows)
     ids = np.zeros((len(rows), longest), np.int64)
     predicts = np.zeros((len(rows), longest), bool)  # a position predicts the token after it

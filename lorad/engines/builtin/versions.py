@@ -64,15 +64,15 @@ class Versions:
             if not held.in_flight:
                 held.idle.set()
 
-    async def remove(self, name: str) -> None:
-        """Refuse new users, wait for the present ones, forget it. Raises NotFound."""
+    async def remove(self, name: str) -> Held:
+        """Refuse new users, wait for the present ones, forget it; returns what it was. Raises NotFound."""
         held = self._find(name)
         if held is self.base:
             raise Conflict("the base cannot be unloaded", hint="stop the pool instead")
         held.leaving = True
         try:
             await self._idle(held)
-            del self.table[name]
+            return self.table.pop(name)
         finally:
             held.leaving = False
 

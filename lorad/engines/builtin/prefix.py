@@ -1,0 +1,67 @@
+"""Keys and values of prompts seen before, block by block, under the digest of the version that made them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+import numpy as np
+from torch import Tensor
+
+from lorad.models.kv import KVCache
+
+BLOCK = 64  # tokens
+
+
+class PrefixCache:
+    """The least recently used blocks leave first. A block's key holds the digest and every token up to its end.
+
+    Filled from and read into `KVCache`s; an entry is [layers x (k and v), kv heads, BLOCK, head_dim].
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.bytes = most_bytes, 0
+        self.blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+
+    def find(self, digest: str, tokens: np.ndarray) -> list[bytes]:
+        """Keys of the leading blocks that are here, the last token never among them: something must be computed."""
+        found = _known(self.blocks, _keys(digest, tokens[:-1]))
+        for key in reversed(found):  # the beginning outlives the end: without it the end is never found
+            self.blocks.move_to_end(key)
+        return found
+
+    def read(self, keys: list[bytes], cache: KVCache, slot: int) -> None:
+        """Put these blocks at the beginning of a slot."""
+        for number, key in enumerate(keys):
+            place = slice(number * BLOCK, (number + 1) * BLOCK)
+            for layer, block in zip(cache.layers, self.blocks[key], strict=True):
+                layer[:, slot, :, place] = block
+
+    def write(self, digest: str, tokens: np.ndarray, cache: KVCache, slot: int) -> None:
+        """Keep the whole blocks of a slot that holds these tokens."""
+        for number, key in enumerate(_keys(digest, tokens)):
+            if key not in self.blocks:
+                place = slice(number * BLOCK, (number + 1) * BLOCK)
+                self.blocks[key] = [layer[:, slot, :, place].clone() for layer in cache.layers]
+                self.bytes += _bytes(self.blocks[key])
+        while self.bytes > self.most_bytes:
+            self.bytes -= _bytes(self.blocks.popitem(last=False)[1])
+
+
+def _known(blocks: OrderedDict[bytes, list[Tensor]], keys: list[bytes]) -> list[bytes]:
+    missing = next((number for number, key in enumerate(keys) if key not in blocks), len(keys))
+    return keys[:missing]
+
+
+def _keys(digest: str, tokens: np.ndarray) -> list[bytes]:
+    """A chain of sha256: each covers the digest and all tokens up to the end of its block."""
+    state = hashlib.sha256(digest.encode())
+    keys = []
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        state.update(tokens[start : start + BLOCK].astype(np.int32).tobytes())
+        keys.append(state.digest())
+    return keys
+
+
+def _bytes(block: list[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in block)

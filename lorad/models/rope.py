@@ -1,0 +1,66 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864) as tables, scaled as `lorad.models.rope_parameters` says.
+
+Everything is fp32 and in transformers' order of operations: the frequencies are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lorad.models.config import ModelConfig
+from lorad.models.rope_parameters import RopeParameters
+
+
+def rope_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cos, sin), each [max positions, head_dim], the first half of sin negated; computed in fp32, then cast."""
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies(config.rope, config.head_dim))
+    cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
+    return (
+        torch.cat([cos, cos], -1).to(device=device, dtype=dtype),
+        torch.cat([-sin, sin], -1).to(device=device, dtype=dtype),
+    )
+
+
+def frequencies(rope: RopeParameters, dim: int) -> Tensor:
+    """Radians per position, fp32 [dim / 2], highest first."""
+    powers = rope.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if rope.rope_type == "linear":
+        return 1.0 / powers / rope.factor
+    if rope.rope_type == "llama3":
+        return _llama3(rope, 1.0 / powers)
+    if rope.rope_type == "yarn":
+        return _yarn(rope, powers, dim)
+    return 1.0 / powers
+
+
+def _llama3(rope: RopeParameters, plain: Tensor) -> Tensor:
+    """Llama 3.1 (arXiv 2407.21783): long wavelengths are stretched, short ones kept, those between are blended."""
+    trained, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    wavelength = 2 * math.pi / plain
+    kept = (trained / wavelength - low) / (high - low)
+    blended = (1 - kept) * plain / rope.factor + kept * plain
+    inner = torch.where(wavelength < trained / high, plain, blended)
+    return torch.where(wavelength > trained / low, plain / rope.factor, inner)
+
+
+def _yarn(rope: RopeParameters, powers: Tensor, dim: int) -> Tensor:
+    """YaRN (arXiv 2309.00071): a ramp from kept to stretched between the dimensions that turn beta_fast and beta_slow
+    times within the trained length.
+    """
+
+    def dimension(turns: float) -> float:
+        turned = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return dim * math.log(turned) / (2 * math.log(rope.rope_theta))
+
+    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    width = last - first or 0.001
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    kept = 1 - stretched
+    return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept

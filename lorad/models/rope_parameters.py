@@ -1,0 +1,104 @@
+"""Which rotary position embedding a `config.json` asks for; any other is refused by name. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lorad.errors import SpecError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """Under Hugging Face's field names; what a type does not use keeps its default.
+
+    rope_type: one of `ROPE_TYPES`. dynamic is default up to `max_position_embeddings`, and lorad never goes beyond.
+    attention_factor: cos and sin are multiplied by it.
+    """
+
+    rope_type: str = "default"
+    rope_theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position_embeddings: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeParameters:
+    """From `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of transformers.
+
+    Raises: SpecError for a type that is not in `ROPE_TYPES`, an embedding that differs by layer or covers a part of
+    the head, and a field that is missing or no positive number.
+    """
+    rope = _whole_model(data.get("rope_scaling") or data.get("rope_parameters") or {}, where)
+    rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
+    partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
+    if rope_type not in ROPE_TYPES:
+        raise _refused(f"rope type {rope_type}", where)
+    if partial not in (None, 1):
+        raise _refused(f"partial_rotary_factor {partial}", where)
+    fields = {"rope_theta": rope.get("rope_theta") or data.get("rope_theta") or 10000.0}
+    fields |= _scaling(rope_type, rope, data.get("original_max_position_embeddings"), max_positions)
+    checked: dict[str, Any] = {key: _positive(key, value, where) for key, value in fields.items()}
+    if rope_type == "yarn":
+        checked["truncate"] = bool(rope.get("truncate", True))
+        checked["attention_factor"] = _attention_factor(rope, checked["factor"], where)
+    return RopeParameters(rope_type, **checked)
+
+
+def _whole_model(rope: Any, where: str) -> Mapping[str, Any]:
+    """One set of parameters for every layer; newer configs may key it by the type of layer."""
+    if isinstance(rope, Mapping) and set(rope) == {"full_attention"}:
+        rope = rope["full_attention"] or {}
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise _refused("a rotary embedding that differs by layer", where)
+    return rope
+
+
+def _scaling(rope_type: str, rope: Mapping[str, Any], original: int | None, max_positions: int) -> dict[str, Any]:
+    """The fields that a type needs, unchecked; None where one is missing."""
+    if rope_type in ("default", "dynamic"):
+        return {}
+    if rope_type == "linear":
+        return {"factor": rope.get("factor")}
+    trained = original or rope.get("original_max_position_embeddings") or max_positions
+    fields = {"factor": rope.get("factor"), "original_max_position_embeddings": trained}
+    if rope_type == "llama3":
+        return fields | {key: rope.get(key) for key in ("low_freq_factor", "high_freq_factor")}
+    stretch = {"beta_fast": rope.get("beta_fast") or 32.0, "beta_slow": rope.get("beta_slow") or 1.0}
+    return fields | stretch | ({"factor": max_positions / trained} if fields["factor"] is None else {})
+
+
+def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> float:
+    """YaRN (arXiv 2309.00071), section 3.4: 0.1 ln(factor) + 1, with DeepSeek's mscale and mscale_all_dim."""
+    given, mscale, everywhere = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        return _positive("attention_factor", given, where)
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if not (mscale and everywhere):
+        return scale(1.0)
+    return scale(_positive("mscale", mscale, where)) / scale(_positive("mscale_all_dim", everywhere, where))
+
+
+def _positive(key: str, value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise SpecError(f"{where}: {key} is {value!r}, not a positive number", hint="download the model again")
+    return float(value)
+
+
+def _refused(option: str, where: str) -> SpecError:
+    return SpecError(
+        f"{where}: the builtin backend does not compute {option}",
+        hint=f"supported: one rope type for the whole head and every layer, of {', '.join(ROPE_TYPES)}",
+    )
