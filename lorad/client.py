@@ -15,8 +15,9 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 - eval      {step, attempt, at, version, score, problems}
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
-- pool      {pool, state, model, pid, device, mode, tenants, loaded, engine_tokens_per_second, memory_bytes,
-             idle_seconds}
+- pool      {pool, state, model, pid, device, mode, threads, runtime, tenants, loaded, engine_tokens_per_second,
+             memory_bytes, idle_seconds}
+            runtime: {threads, wait_policy, malloc: {variable: number}, reasons: {threads: {source, text}, …}} or null
 - device    {device, name, memory_total, memory_used, pool}
 - event     {id, at, run, kind, data}: kind is `state`, or a journal kind (step, eval, version, checkpoint, end, …)
 """

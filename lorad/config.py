@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lorad.errors import SpecError
 
@@ -18,12 +19,25 @@ class Backend(Struct, frozen=True, forbid_unknown_fields=True):
     pythonpath: str | None = None
 
 
+class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How pools compute on this box; `auto` leaves it to `lorad/runtime.py`, which tells who else may decide."""
+
+    threads: Annotated[int, Meta(gt=0, le=4096)] | Literal["auto"] = "auto"
+    wait_policy: Literal["auto", "passive", "active"] = "auto"
+    malloc: Literal["auto", "off"] | bool = "auto"  # YAML reads a bare `off` as false
+
+    @property
+    def tunes_malloc(self) -> bool:
+        return self.malloc in ("auto", True)
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """idle_timeout: seconds that a pool without runs stays warm."""
 
     storage: Path | None = None  # bulk files of runs; None: in the home itself
     idle_timeout: float = 600.0
     backends: dict[str, Backend] = {}
+    runtime: RuntimeSettings = RuntimeSettings()
 
 
 def load(path: Path) -> Config:

@@ -64,11 +64,11 @@ def behave(home: Path, **behaviour: Any) -> None:
     (home / "behaviour.json").write_text(json.dumps(behaviour))
 
 
-def submit(ctx: Context, name: str, model: str = "/models/tiny", **sections: Any) -> None:
+def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: int = 1000, **sections: Any) -> None:
     spec = convert(
         {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
     )
-    request = Request("/", "spec", [], model, "float32", 1000)
+    request = Request("/", "spec", [], model, "float32", parameters)
     create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
     ctx.waker.poke()
 

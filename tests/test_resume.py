@@ -105,3 +105,21 @@ def test_slot_of_a_killed_driver_is_given_back(undisturbed: tuple[World, dict[st
     made.reached("leaver", 1)
     made.lorad("kill", "leaver", "--wait")
     made.until(lambda: made.client.pools()[0]["tenants"] == [], "the pool has no tenant")
+
+
+def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() -> None:
+    with world() as made:
+        made.home.root.mkdir()
+        made.home.config.write_text("runtime: {threads: 2}")
+        made.run("calm", "trainer.steps=16", text=SPEC)
+        made.lorad("run", made.spec(SPEC), "trainer.steps=16", "--name", "moved", "--detach")
+        made.reached("moved", 4)
+        os.kill(made.pid("moved", "driver"), signal.SIGKILL)
+        assert made.over("moved")["reason"] == "lost"
+        made.home.config.write_text("runtime: {threads: 1}")
+        made.lorad("daemon", "stop")
+        made.run("other", "trainer.steps=3", text=SPEC)
+        assert [pool["threads"] for pool in made.client.pools()] == [1]
+        made.lorad("resume", "moved", "--wait")
+        assert [pool["threads"] for pool in made.client.pools()] == [2]
+        assert made.facts("moved") == made.facts("calm")

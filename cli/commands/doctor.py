@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, printable, size
+from lorad.cli.runtime_checks import runtime_checks
 from lorad.client import Client
 from lorad.config import load
 from lorad.errors import LoradError
@@ -26,14 +28,15 @@ NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "fuse.ss
 MINIMUM_FREE = 2 << 30
 WRITABLE = "Set LORAD_HOME to a directory that you may write."
 
-Check = dict[str, str | bool]
+Check = dict[str, Any]  # {name, ok, detail, hint, facts}
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
-    checks = [*machine(), *home_checks(home), *config(home), *daemon(home)]
+    gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
+    checks = [*machine(gpus), *home_checks(home), *config(home), *runtime(home, gpus), *daemon(home)]
     if as_json:
         print_json(checks)
     else:
@@ -45,11 +48,11 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def check(name: str, ok: bool, detail: str, hint: str = "") -> Check:
-    return {"name": name, "ok": ok, "detail": printable(detail), "hint": "" if ok else hint}
+def check(name: str, ok: bool, detail: str, hint: str = "", facts: dict[str, Any] | None = None) -> Check:
+    return {"name": name, "ok": ok, "detail": printable(detail), "hint": "" if ok else hint, "facts": facts or {}}
 
 
-def machine() -> Iterator[Check]:
+def machine(gpus: str) -> Iterator[Check]:
     version = platform.python_version()
     yield check("python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.13.")
     for package in ("torch", "transformers", "peft"):
@@ -57,9 +60,7 @@ def machine() -> Iterator[Check]:
             yield check(package, True, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield check(package, False, "not installed", f"pip install {package}")
-    gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or "none: runs use the CPU"
-    yield check("gpus", True, "; ".join(gpus.splitlines()))
-    yield check("cores", True, f"{len(os.sched_getaffinity(0))} usable, load {os.getloadavg()[0]:.1f}")
+    yield check("gpus", True, "; ".join(gpus.splitlines()) or "none: runs use the CPU")
 
 
 def home_checks(home: Home) -> Iterator[Check]:
@@ -85,6 +86,11 @@ def config(home: Home) -> Iterator[Check]:
         load(home.config)
     except LoradError as error:
         yield check("config", False, error.message, error.hint)
+
+
+def runtime(home: Home, gpus: str) -> Iterator[Check]:
+    for name, detail, facts in runtime_checks(home, "cuda:0" if gpus else "cpu"):
+        yield check(name, True, detail, facts=facts)
 
 
 def daemon(home: Home) -> Iterator[Check]:

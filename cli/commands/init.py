@@ -26,6 +26,7 @@ trainer: {{lr: 1.0e-3, steps: 60}}
 rollout: {{max_new_tokens: 16, temperature: 1.0}}
 eval: {{every: 10, problems: 256}}
 checkpoint: {{every: 10, keep: 3}}
+# pool: {{threads: 2}}              # on the CPU; else chosen for the model and the load, and kept for all of the run
 """
 
 

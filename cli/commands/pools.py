@@ -24,6 +24,7 @@ def pools(as_json: AsJson = False) -> None:
             p["state"],
             p["model"],
             p["device"],
+            p["threads"],
             ", ".join(t if isinstance(t, str) else t["run"] for t in p["tenants"]),
             len(p["loaded"]),
             number(p.get("engine_tokens_per_second"), 0),
@@ -32,5 +33,5 @@ def pools(as_json: AsJson = False) -> None:
         )
         for p in rows
     ]
-    columns = ("pool", "state", "model", "device", "runs", "loaded", "tok/s", "memory", "idle")
+    columns = ("pool", "state", "model", "device", "threads", "runs", "loaded", "tok/s", "memory", "idle")
     print_table(columns, cells, empty="No pools.")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import lorad
 from lorad.paths import Home
+from lorad.runtime import Runtime
 
-KEEP = 1 << 30  # bytes that glibc keeps instead of giving them back and faulting them in again at every step
+LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
 PACKAGE_PARENT = Path(lorad.__file__).resolve().parent.parent
 
 
@@ -26,18 +27,14 @@ class Commands:
     pool: tuple[str, ...] = _module("lorad.pool")
     preflight: tuple[str, ...] = _module("lorad.driver.preflight")
 
-    def environment(self, home: Home, *, threads: int = 1, pythonpath: str | None = None) -> dict[str, str]:
-        """What is added to the daemon's own environment. OMP_*: must be set before torch is imported."""
+    def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:
+        """What is added to the daemon's own environment."""
         inherited = os.environ.get("PYTHONPATH", "")
         paths = [str(PACKAGE_PARENT), *filter(None, (pythonpath, inherited))]
         return {
             "LORAD_HOME": str(home.root),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(os.pathsep.join(paths).split(os.pathsep))),
             "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
-            "MALLOC_MMAP_THRESHOLD_": str(KEEP),
-            "MALLOC_TRIM_THRESHOLD_": str(KEEP),
+            **runtime.environment(),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import Processes
 from lorad.daemon.waker import Waker
+from lorad.machine import Machine, read_machine
 from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
 from lorad.specs import Spec, from_json
@@ -50,6 +51,7 @@ class Context:
     patience: Patience = field(default_factory=Patience)
     processes: Processes = field(default_factory=Processes)
     waker: Waker = field(default_factory=Waker)
+    machine: Callable[[], Machine] = read_machine
     pools: dict[str, Pool] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     closing: bool = False

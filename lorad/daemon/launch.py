@@ -7,6 +7,7 @@ from pathlib import Path
 from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
 from lorad.daemon.pools import start_pool
 from lorad.daemon.processes import write_json
+from lorad.daemon.runtime import why_threads
 from lorad.store.db import Row
 from lorad.store.versions import first_number
 
@@ -18,7 +19,7 @@ def launch(ctx: Context, run: Row) -> None:
     if state.is_up and not ctx.waker.is_watched(attempt.root):
         ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
     if state.phase == "absent":
-        start_pool(ctx, ctx.pools[run["pool"]])
+        start_pool(ctx, ctx.pools[run["pool"]], why_threads(run))
         start_driver(ctx, run)
 
 

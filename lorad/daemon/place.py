@@ -10,6 +10,8 @@ from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.pool import Pool, PoolSetup, setup_for
 from lorad.daemon.pools import find_or_make, look_at_process, stop_pool
+from lorad.daemon.runtime import keep_runtime, runtime_of
+from lorad.runtime import Why
 from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -40,25 +42,30 @@ def place(ctx: Context, run: Row) -> str:
     """Begin an attempt of `run` in a pool; "" when done, else in words what it waits for."""
     reasons = []
     for device in ctx.devices:
-        setup = setup_of(ctx, run, device)
+        setup, why = setup_of(ctx, run, device)
         waiting = obstacle(ctx, setup, device)
         if not waiting:
+            keep_runtime(ctx, run, setup.threads, why)
             begin_attempt(ctx, run, find_or_make(ctx, setup))
             return ""
         reasons.append(waiting)
     return "; ".join(dict.fromkeys(reasons))
 
 
-def setup_of(ctx: Context, run: Row, device: Device) -> PoolSetup:
-    request = request_of(run)
-    return setup_for(
-        spec_of(run),
-        ctx.config,
-        device,
-        model_path=request.model_path,
-        dtype=request.model_dtype,
-        parameters=request.parameters,
-    )
+def setup_of(ctx: Context, run: Row, device: Device, *, any_threads: bool = False) -> tuple[PoolSetup, Why]:
+    """The pool that a run asks for, and why that many threads. A warm pool's are taken where only the load decides.
+
+    any_threads: those of a warm pool in any case, to be served rather than trained.
+    """
+    request, runtime = request_of(run), runtime_of(ctx, run, device)
+    threads, why = runtime.threads, runtime.reasons["threads"]
+    model_path, dtype = request.model_path, request.model_dtype
+    setup = setup_for(spec_of(run), ctx.config, device, model_path=model_path, dtype=dtype, threads=threads)
+    for pool in ctx.pools.values() if any_threads or why.source == "load" else ():
+        if pool.process.is_up and pool.stop_asked is None and pool.setup.differs_in_threads(setup):
+            warm = msgspec.structs.replace(setup, threads=pool.setup.threads)
+            return warm, Why("load", f"pool {pool.id} is warm and has as many")
+    return setup, why
 
 
 def obstacle(ctx: Context, setup: PoolSetup, device: Device) -> str:

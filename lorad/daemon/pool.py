@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from lorad.paths import AttemptDir
 from lorad.protocol.calls import PoolStatus
 from lorad.specs import Spec
 
-SMALL_MODEL = 50_000_000  # parameters; below, one CPU thread is as fast as several
-
 
 class PoolSetup(Struct, frozen=True):
     """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec."""
@@ -35,6 +32,7 @@ class PoolSetup(Struct, frozen=True):
     threads: int
     device: str
     deterministic: bool = True
+    memory_fraction: float = 0.85
     socket: str = ""
     trainer_class: str | None = None
     engine_class: str | None = None
@@ -42,13 +40,17 @@ class PoolSetup(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Pools with equal keys are interchangeable: what a run must ask for to join."""
+        """Pools with equal keys are interchangeable: what a run must ask for to join. Memory is as the first asked."""
         return json.dumps(
             [
                 *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic),
             ]
         )
+
+    def differs_in_threads(self, other: PoolSetup) -> bool:
+        """Whether the number of threads is all that keeps a run for `other` out of this pool."""
+        return self.threads != other.threads and msgspec.structs.replace(other, threads=self.threads).key == self.key
 
 
 @dataclass
@@ -91,8 +93,8 @@ class Pool:
         return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
 
 
-def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dtype: str, parameters: int) -> PoolSetup:
-    """The pool that a run needs on `device`, without an id. `dtype`: of the checkpoint; `parameters`: of the model."""
+def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dtype: str, threads: int) -> PoolSetup:
+    """The pool that a run needs on `device`, without an id. `dtype`: of the checkpoint."""
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
     on_cpu = device.name == "cpu"
@@ -105,9 +107,10 @@ def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dt
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
         mode="fused" if spec.pool.mode == "auto" else spec.pool.mode,
-        threads=spec.pool.threads or (1 if parameters < SMALL_MODEL else len(os.sched_getaffinity(0))),
+        threads=threads,
         device=device.name,
         deterministic=spec.deterministic,
+        memory_fraction=spec.pool.memory_fraction,
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,

@@ -14,9 +14,11 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import lock_file
 from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
 from lorad.daemon.processes import ProcessState, write_json
+from lorad.daemon.runtime import UNKNOWN, pool_runtime
 from lorad.errors import LoradError
 from lorad.protocol.calls import Evict, Nothing, PoolStatus
 from lorad.protocol.connection import Connection
+from lorad.runtime import Why
 from lorad.states import RunState
 from lorad.store import pools as rows
 from lorad.store import runs
@@ -53,17 +55,18 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     return ctx.pools[pool_id]
 
 
-def start_pool(ctx: Context, pool: Pool) -> None:
-    """Start its process unless one is up."""
+def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
+    """Start its process unless one is up. `why`: it has so many threads."""
     look_at_process(ctx, pool)
     if pool.process.is_up:
         return
     number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
     setup = pool.setup
-    env = ctx.commands.environment(ctx.home, threads=setup.threads, pythonpath=setup.pythonpath)
+    runtime = pool_runtime(ctx, setup, why)
+    env = ctx.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
     locks = [lock for device in ctx.devices if device.name == setup.device and (lock := lock_file(device))]
     argv = [*ctx.commands.pool, str(pool.root)]
-    about = {"role": "pool", "run": pool.id, "attempt": number}
+    about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told()}
     ctx.processes.start(pool.attempt(number), argv, env, pool.root, locks=locks, about=about)
     pool.process, pool.status, pool.stop_asked, pool.used_at = ProcessState("starting"), None, None, time.monotonic()
     log.info("pool %s: starting, life %d", pool.id, number)

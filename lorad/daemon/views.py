@@ -9,6 +9,7 @@ from typing import Any
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import read_status
+from lorad.daemon.runtime import told_runtime
 from lorad.store import runs
 from lorad.store.db import Row
 
@@ -70,6 +71,8 @@ def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
         "pid": pool.process.pid,
         "device": pool.setup.device,
         "mode": pool.setup.mode,
+        "threads": pool.setup.threads,
+        "runtime": told_runtime(pool.attempt()),
         "tenants": [tenant.run for tenant in status.tenants] if status else [],
         "loaded": status.loaded if status else [],
         "engine_tokens_per_second": status.engine_tokens_per_second if status else 0.0,

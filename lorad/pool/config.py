@@ -35,6 +35,7 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     threads: Annotated[int, Meta(gt=0)] = 1
     device: str = "cpu"
     deterministic: bool = True
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     pythonpath: str | None = None
 
 

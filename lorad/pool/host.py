@@ -34,6 +34,7 @@ from lorad.trainers.registry import trainer_class
 
 log = logging.getLogger(__name__)
 
+CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
@@ -62,7 +63,13 @@ async def opened(config: PoolConfig) -> AsyncIterator[Pool]:
         trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
         engine_type: Any = engine_class(config.engine, config.engine_class)
         trainer: Trainer = trainer_type(base, compute, config.model)
-        engine: Engine = engine_type(base, compute, Path(config.model_path), mix_calls=not config.deterministic)
+        engine: Engine = engine_type(
+            base,
+            compute,
+            Path(config.model_path),
+            cache_bytes=_cache_bytes(config, base),
+            mix_calls=not config.deterministic,
+        )
         info = await _info(config, trainer, engine, base)
         pool = Pool(info, trainer, engine, base.config.vocab_size)
         try:
@@ -88,6 +95,15 @@ def _dtype(config: PoolConfig, directory: Path, device: torch.device) -> torch.d
         own = "float32" if device.type == "cpu" else read_config(directory).dtype
         wanted = "float32" if own == "float32" else "bfloat16"
     return torch.float32 if wanted == "float32" else torch.bfloat16
+
+
+def _cache_bytes(config: PoolConfig, base: Base) -> int:
+    """The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same."""
+    if base.device.type == "cpu":
+        return CPU_CACHE
+    total = torch.cuda.get_device_properties(base.device).total_memory
+    left = int(total * config.memory_fraction) - base.nbytes()
+    return max(LEAST_CACHE, left // 2)  # the other half is for training
 
 
 async def _info(config: PoolConfig, trainer: Trainer, engine: Engine, base: Base) -> PoolInfo:

@@ -86,7 +86,7 @@ async def admitted(ctx: Context, run: Row) -> Pool:
 
 def pool_for(ctx: Context, run: Row) -> Pool:
     """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
-    setups = {device: setup_of(ctx, run, device) for device in ctx.devices}
+    setups = {device: setup_of(ctx, run, device, any_threads=True)[0] for device in ctx.devices}
     keys = {setup.key for setup in setups.values()}
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)

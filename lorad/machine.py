@@ -1,0 +1,131 @@
+"""What this machine grants to a process: CPUs, memory, load, and who answers malloc. Reads `/proc` and `/sys`.
+
+A container or a batch system grants less than the machine has: by CPU affinity, or by a quota of its cgroup (`cpu.max`,
+or `cpu.cfs_quota_us` of version 1) and a limit of its memory. Every group around a process limits it; the least counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+NO_LIMIT = 1 << 60  # bytes; version 1 writes a number near 2**63 when there is none
+FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard|scudo)[^/]*\.so")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """cpus: logical ones that the process may use; cores: physical ones among them; all_cores: of the machine.
+
+    quota: CPUs that the cgroup may use at a time, None without a limit. load: runnable processes of the whole machine,
+    mean of the last minute. memory: bytes, the cgroup's limit if that is less. allocator: `glibc 2.36`, `jemalloc`, ….
+    """
+
+    cpus: int
+    cores: int
+    all_cores: int
+    quota: float | None
+    load: float
+    memory: int
+    allocator: str
+
+    @property
+    def usable(self) -> int:
+        """Threads that can compute at a time, at least 1."""
+        granted = self.cores if self.quota is None else min(self.cores, int(self.quota + 1e-6))
+        return max(1, granted)
+
+
+def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
+    """The machine as process `pid` has it. `root`: where `proc` and `sys` are."""
+    affinity = _affinity(root, pid)
+    groups = list(_groups(root, pid))
+    limits = [int(text) for text in _settings(groups, "memory", "memory.max", "memory.limit_in_bytes") if text != "max"]
+    total = int(_field(root / "proc/meminfo", "MemTotal", "0 kB").split()[0]) * 1024
+    every = _cpu_list(_text(root / "sys/devices/system/cpu/online")) or affinity
+    load = _text(root / "proc/loadavg").split() or ["0"]
+    return Machine(
+        cpus=len(affinity),
+        cores=_cores(root, affinity),
+        all_cores=_cores(root, every),
+        quota=min(_quotas(groups), default=None),
+        load=float(load[0]),
+        memory=min([total or NO_LIMIT, *(limit for limit in limits if limit < NO_LIMIT)]),
+        allocator=_allocator(root, pid),
+    )
+
+
+def _affinity(root: Path, pid: int | str) -> list[int]:
+    return _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
+
+
+def _cores(root: Path, cpus: Iterable[int]) -> int:
+    """Physical cores: logical CPUs that share one are listed as siblings."""
+    topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)
+    return len({_text(path) or str(path) for path in topology})
+
+
+def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
+    """(controllers, "" for version 2; directory) of every cgroup that the process is in, outwards to the mount."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _text(root / f"proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
+        for mount in (mounts / name for name in dict.fromkeys(names)):
+            group = mount / path.lstrip("/")
+            for directory in (group, *group.parents):
+                yield controllers, directory
+                if directory == mount:
+                    break
+
+
+def _settings(groups: list[tuple[str, Path]], controller: str, version_2: str, version_1: str) -> Iterator[str]:
+    for controllers, directory in groups:
+        text = _text(directory / (version_1 if controllers else version_2))
+        if text and (not controllers or controller in controllers.split(",")):
+            yield text
+
+
+def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
+    """CPUs that each group may use at a time."""
+    for controllers, directory in groups:
+        if not controllers:
+            quota, _, period = _text(directory / "cpu.max").partition(" ")
+        elif "cpu" in controllers.split(","):
+            quota, period = _text(directory / "cpu.cfs_quota_us"), _text(directory / "cpu.cfs_period_us")
+        else:
+            continue
+        if quota not in ("", "max", "-1") and period:
+            yield int(quota) / int(period)
+
+
+def _allocator(root: Path, pid: int | str) -> str:
+    """Who answers malloc: a library that was loaded in front (LD_PRELOAD), else the C library."""
+    if found := FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
+        return found[1]
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "another C library than glibc"
+    except (ValueError, OSError):
+        return "another C library than glibc"
+
+
+def _cpu_list(text: str) -> list[int]:
+    """`0-2,5` -> 0, 1, 2, 5."""
+    ends = [part.partition("-") for part in text.split(",") if part]
+    return [cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)]
+
+
+def _field(path: Path, name: str, default: str) -> str:
+    found = re.search(rf"^{name}:\s*(.*)$", _text(path), re.MULTILINE)
+    return found[1] if found else default
+
+
+def _text(path: Path) -> str:
+    """Its text without the last newline; "" when it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
