@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ async def test_a_spec_that_the_preflight_refuses_leaves_nothing(home: Path) -> N
             await api.run("a", "lora.rank=13")
         assert raised.value.hint == "Take another."
         assert (await api("list"), list((home / "runs").iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(("model", "hint"), [("some/model@main", "hf download some/model"), ("builtin:tiny", "reward")])
+async def test_a_preflight_that_takes_too_long_says_what_it_may_be(home: Path, model: str, hint: str) -> None:
+    async with serving(home) as api:
+        api.ctx.patience = replace(api.ctx.patience, preflight=0.001)
+        with pytest.raises(SpecError, match="took over") as raised:
+            await api.run("a", f"model.path={model}")
+        assert hint in str(raised.value.hint)
 
 
 async def test_a_wrong_key_is_named_with_its_line(home: Path) -> None:

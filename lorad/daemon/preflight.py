@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,11 +27,19 @@ async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
         async with asyncio.timeout(ctx.patience.preflight):
             output, errors = await process.communicate(question)
     except TimeoutError:
-        hint = "A reward module that works while it is imported, or a slow disk?"
-        raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=hint) from None
+        raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
     finally:
         await end(process)
     return answer(output, errors)
+
+
+def slow(spec: Spec) -> str:
+    """What may take so long."""
+    path = Path(spec.model.path).expanduser()
+    if not spec.model.path.startswith("builtin:") and not path.exists():
+        name = spec.model.path.partition("@")[0]
+        return f"Is the model being downloaded? `hf download {name}` shows how far it is, and keeps what is there."
+    return "A reward module that works while it is imported, or a slow disk?"
 
 
 async def end(process: Process) -> None:
