@@ -175,8 +175,11 @@ class DecodeBatch:
         return groups
 
     def _reserve(self, rows: int, length: int) -> None:
-        """See that the cache has slots for so many rows of so many tokens; length grows in large steps."""
+        """See that the cache has slots for so many rows of so many tokens, and for those that will follow them."""
         slots = self.stepper.padded(rows)
+        if slots > self.cache.slots:
+            follow = rows + self._waiting(self.max_rows)
+            slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + ROOM))))
         if length > self.cache.length:
             wanted = max(length + ROOM, min(max(call.longest for call in self.calls), 4 * length))
             length = max(length, min(wanted, self.most_tokens // slots))
