@@ -119,6 +119,7 @@ class Trainer(Part, frozen=True):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: NonNegativeFloat = 1.0  # 0: no clipping
     tokens_per_microbatch: Positive = 16384
+    activation_checkpointing: bool = False  # recompute activations in the backward: less memory, more time
     tp: Positive = 1
     pp: Positive = 1
     dp: Positive = 1
@@ -157,7 +158,7 @@ class Pool(Part, frozen=True):
 
     mode: Literal["auto", "fused"] = "auto"
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
-    threads: Positive | None = None  # compute threads on the CPU; None: chosen from the model's size
+    threads: Positive | None = None  # compute threads on the CPU; None: chosen, see lorad/runtime.py
 
 
 class Resources(Part, frozen=True):

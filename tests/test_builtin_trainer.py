@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,17 @@ import torch
 from lorad.adapters.peft import write_peft
 from lorad.engines.registry import BACKENDS, engine_class
 from lorad.errors import AdapterRefused, SpecError
+from lorad.models.base import Base
 from lorad.models.compute import Compute
+from lorad.models.decoder import hidden, logits
 from lorad.models.loading import load_base
-from lorad.protocol.batch import Batch
-from lorad.trainers.base import Optimizer, Policy
+from lorad.models.lora import LoraApply
+from lorad.protocol.batch import Batch, PolicyLoss
+from lorad.trainers.base import GradientWork, Optimizer, Policy
 from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.adamw import adamw
 from lorad.trainers.builtin.init import initial_a
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import Slot
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from lorad.trainers.registry import trainer_class
@@ -56,36 +59,6 @@ def tokens(*ids: int) -> np.ndarray:
 
 
 # Micro-batches
-
-
-@pytest.mark.parametrize("budget", [1, 30, 60, 10_000])
-def test_every_sample_is_in_exactly_one_micro_batch_within_the_budget(budget: int) -> None:
-    batch = random_batch(1, groups=5)
-    cuts = list(plan(batch, budget))
-    assert sorted(np.concatenate(cuts).tolist()) == list(range(20))
-    for samples in cuts:
-        width = pack(batch, samples, CPU, torch.float32).ids.numel()
-        assert width <= budget or len(samples) == 1
-
-
-def test_the_same_batch_is_cut_the_same_way() -> None:
-    first, second = ([cut.tolist() for cut in plan(random_batch(1, groups=5), 60)] for _ in range(2))
-    assert first == second and len(first) > 1
-
-
-def test_short_samples_are_not_padded_to_the_longest() -> None:
-    long, short = tokens(*[5] * 50), tokens(5)
-    batch = Batch.of([(short, [long, long]), (short, [short, short]), (short, [long, long])])
-    assert next(plan(batch, 104)).tolist() == [2, 3]
-
-
-def test_a_prompt_is_computed_once_for_its_group() -> None:
-    batch = Batch.of([(tokens(*[5] * 20), [tokens(6, 7), tokens(8, 9)])])
-    assert pack(batch, np.array([0, 1]), CPU, torch.float32).ids.tolist() == [[5] * 20 + [6, 8]]
-
-
-def test_a_batch_without_samples_has_no_micro_batch() -> None:
-    assert list(plan(Batch.of([]), 100)) == []
 
 
 async def test_neighbours_do_not_change_a_sample(trainer: BuiltinTrainer) -> None:
@@ -141,11 +114,52 @@ async def test_chunks_of_logits_give_the_same_gradients(
     torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-4)
 
 
+async def test_logits_never_exist_for_all_tokens_at_once(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> torch.Tensor:
+        made.append(states.shape[0] * base.config.vocab_size)
+        return logits(base, states, lora)
+
+    monkeypatch.setattr(passes, "logits", counted)
+    monkeypatch.setattr(passes, "LOGITS", 128 * 7)
+    await open_trained(trainer, "a")
+    await accumulate(trainer, "a", random_batch(5))
+    await trainer.logprobs(Policy("a"), random_batch(5))
+    assert len(made) > 10 and max(made) <= 128 * 7
+
+
+def test_a_whole_chunk_of_logits_fits_into_a_small_box() -> None:
+    assert 4 * passes.LOGITS <= 64 * 2**20
+
+
+@pytest.mark.parametrize("budget", [16384, 200])
+async def test_slots_share_the_passes_of_one_call(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    rows: list[int] = []
+
+    def counted(base: Base, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        rows.append(ids.numel())
+        return hidden(base, ids, *rest)
+
+    monkeypatch.setattr(passes, "hidden", counted)
+    work = []
+    for seed in range(4):
+        await trainer.open(str(seed), spec_for(trainer, tokens_per_microbatch=budget))
+        batch = random_batch(seed)
+        work.append(GradientWork(str(seed), batch, targets_for(batch), PolicyLoss(), 1.0))
+    await trainer.forward_backward_many(work)
+    assert max(rows) <= budget and len(rows) == (1 if budget == 16384 else 2)
+
+
 def test_dropout_draws_a_mask_for_each_module_before_a(trainer: BuiltinTrainer, untied: Path) -> None:
     slot = Slot(load_base(untied, torch.float32, CPU), spec_for(trainer, dropout=0.25))
     slot.weights.normal_(generator=torch.Generator().manual_seed(0))
-    x, state = torch.randn(1, 3, 64), slot.dropout.get_state()
-    found = SlotLora(slot, train=True).apply(0, "gate_up", x, torch.zeros(1, 3, 192))
+    x, state = torch.randn(3, 64), slot.dropout.get_state()
+    found = SlotLora([slot], [slice(0, 3)], train=True).apply(0, "gate_up", x, torch.zeros(3, 192))
     generator, weights, expected = torch.Generator(), slot.views(slot.weights), []
     generator.set_state(state)
     for module in ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"):

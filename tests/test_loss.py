@@ -137,6 +137,27 @@ def test_logprobs_and_entropy_are_of_the_temperature_scaled_distribution() -> No
     assert entropy.tolist() == pytest.approx([-(1 / 4) * log(1 / 4) - (3 / 4) * log(3 / 4)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_logprobs_is_that_of_autograd(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, tokens = 9 * torch.randn(6, 50, generator=draw), torch.randint(0, 50, (6,), generator=draw)
+    temperature, grad = torch.linspace(0.5, 2, 6), torch.randn(6, generator=draw)
+    ours, theirs = (logits.to(dtype).requires_grad_() for _ in range(2))
+    expected = (theirs.float() / temperature[:, None]).log_softmax(-1)
+    entropy = -(expected.exp() * expected).sum(-1)
+    expected.gather(-1, tokens[:, None])[:, 0].backward(grad)
+    found, found_entropy = token_logprobs(ours * 1, tokens, temperature)
+    found.backward(grad)
+    torch.testing.assert_close(found_entropy, entropy)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_one_temperature_is_that_of_every_token() -> None:
+    logits, tokens = torch.randn(3, 7, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3])
+    one, each = (token_logprobs(logits.clone(), tokens, t)[0] for t in (0.7, torch.full((3,), 0.7)))
+    torch.testing.assert_close(one, each)
+
+
 def test_logprobs_of_bfloat16_logits_are_fp32() -> None:
     logprobs, entropy = token_logprobs(torch.zeros(1, 3, dtype=torch.bfloat16), torch.tensor([0]), 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32

@@ -13,18 +13,32 @@ from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.trainer_kit import MakeTrainer
+from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_suite import TrainerSuite
 
 
+class OneByOne(BuiltinTrainer):
+    """Slots share no pass: the protocol's own way with several of them."""
+
+    forward_backward_many = Trainer.forward_backward_many
+
+
 class TestBuiltinTrainer(TrainerSuite):
+    kind: type[BuiltinTrainer] = BuiltinTrainer
+
     @pytest.fixture
     def make_trainer(self, base: Path) -> Iterator[MakeTrainer]:
         threads: list[Compute] = []
 
         async def make() -> Trainer:
             threads.append(Compute())
-            return BuiltinTrainer(load_base(base, torch.float32, torch.device("cpu")), threads[-1], str(base))
+            return self.kind(load_base(base, torch.float32, torch.device("cpu")), threads[-1], str(base))
 
         yield make
         for compute in threads:
             compute.close()
+
+
+class TestSlotsOneByOne(Many):
+    kind = OneByOne
+    make_trainer = TestBuiltinTrainer.make_trainer

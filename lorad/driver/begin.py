@@ -71,6 +71,7 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             eps=spec.trainer.eps,
             weight_decay=spec.trainer.weight_decay,
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
+            activation_checkpointing=spec.trainer.activation_checkpointing,
             source=_source(session),
             resume_from=str(restored.path) if restored else None,
             canaries=spec.attest.canaries,

@@ -41,7 +41,7 @@ class Base:
     norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the same tensor as `embed` when tied
     cos: Tensor  # [max positions, head_dim]
-    sin: Tensor  # [max positions, head_dim], the first half negated (see `decoder.Rope`)
+    sin: Tensor  # [max positions, head_dim], the first half negated (see `ops.Rope`)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight once, under a stable name, in a stable order."""

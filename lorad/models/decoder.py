@@ -6,7 +6,7 @@ computed: dropout, sliding windows, quantization, mixture of experts (see `lorad
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,30 +15,40 @@ from torch.nn import functional as F
 from lorad.models.attention import Attention
 from lorad.models.base import Base, Layer
 from lorad.models.lora import LoraApply
+from lorad.models.ops import QKNorm, Rope, rms_norm, split_rotate, swiglu
+
+LayerForward = Callable[[Tensor], Tensor]
+"""One layer: [tokens, hidden] to the same."""
 
 
-class Rope(NamedTuple):
-    """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces rotate_half."""
-
-    cos: Tensor  # [batch or 1, time, 1, head_dim]
-    sin: Tensor
-
-    def rotate(self, x: Tensor) -> Tensor:
-        return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
+def at_once(layer: LayerForward, x: Tensor) -> Tensor:
+    """How a layer is run unless somebody knows better."""
+    return layer(x)
 
 
-def hidden(base: Base, ids: Tensor, positions: Tensor, attention: Attention, lora: LoraApply | None = None) -> Tensor:
+def hidden(
+    base: Base,
+    ids: Tensor,
+    positions: Tensor,
+    attention: Attention,
+    lora: LoraApply | None = None,
+    run: Callable[[LayerForward, Tensor], Tensor] = at_once,
+) -> Tensor:
     """The normalised last hidden state, [batch, time, hidden].
 
-    ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`.
-    Differentiable with respect to what `lora` adds; the base itself never requires grad.
+    ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run: gets each
+    layer and its input. Differentiable with respect to what `lora` adds; the base itself never requires grad.
     """
     rope = Rope(base.cos[positions].unsqueeze(-2), base.sin[positions].unsqueeze(-2))
     x = F.embedding(ids.reshape(-1), base.embed)  # two dimensions throughout: matmul folds more slowly than we do
     for index, layer in enumerate(base.layers):
-        x = x + _attend(base, index, layer, x, ids.shape, rope, attention, lora)
-        x = x + _feed_forward(base, index, layer, x, lora)
-    return F.rms_norm(x, x.shape[-1:], base.norm, base.config.rms_norm_eps).view(*ids.shape, -1)
+
+        def forward(x: Tensor, index: int = index, layer: Layer = layer) -> Tensor:
+            x = x + _attend(base, index, layer, x, ids.shape, rope, attention, lora)
+            return x + _feed_forward(base, index, layer, x, lora)
+
+        x = run(forward, x)
+    return rms_norm(x, base.norm, base.config.rms_norm_eps).view(*ids.shape, -1)
 
 
 def logits(base: Base, states: Tensor, lora: LoraApply | None = None) -> Tensor:
@@ -59,21 +69,17 @@ def _attend(
 ) -> Tensor:
     config = base.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, config.rms_norm_eps)
+    normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
     qkv = _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
-    qkv = qkv.view(*shape, heads + 2 * kv, dim)
-    qk = qkv[..., : heads + kv, :]
-    if layer.qk_norm is not None:
-        qk = F.rms_norm(qk, (dim,), None, config.rms_norm_eps) * layer.qk_norm
-    qk = rope.rotate(qk)
-    out = attention(index, qk[..., :heads, :], qk[..., heads:, :], qkv[..., heads + kv :, :])
+    norm = None if layer.qk_norm is None else QKNorm(layer.qk_norm, config.rms_norm_eps)
+    out = attention(index, *split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope))
     return _linear(out.reshape(-1, heads * dim), layer.o, layer.o_bias, index, "o", lora)
 
 
 def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApply | None) -> Tensor:
-    normed = F.rms_norm(x, x.shape[-1:], layer.post_norm, base.config.rms_norm_eps)
-    gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora).chunk(2, -1)
-    return _linear(F.silu(gate) * up, layer.down, layer.down_bias, index, "down", lora)
+    normed = rms_norm(x, layer.post_norm, base.config.rms_norm_eps)
+    gate_up = _linear(normed, layer.gate_up, layer.gate_up_bias, index, "gate_up", lora)
+    return _linear(swiglu(gate_up), layer.down, layer.down_bias, index, "down", lora)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None) -> Tensor:

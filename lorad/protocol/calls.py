@@ -52,6 +52,7 @@ class Open(Struct, frozen=True):
     eps: float = 1e-8
     weight_decay: float = 0.0
     tokens_per_microbatch: int = 16384
+    activation_checkpointing: bool = False
     source: str | None = None
     resume_from: str | None = None
     canaries: int = 8

@@ -14,10 +14,11 @@ What is minimised is sum_t loss_t / normaliser. Left out: value functions, entro
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from lorad.protocol.batch import LossStats, PolicyLoss
 
@@ -92,19 +93,43 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "
     return torch.exp(-difference) + difference - 1
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """(log-probability of each token, entropy without gradient) of softmax(logits / temperature), in fp32.
 
-    logits: [T, vocab], tokens: int64 [T].
+    logits: [T, vocab], overwritten when they are fp32. tokens: int64 [T]. temperature: one, or fp32 [T]. At most two
+    fp32 arrays of that shape live at a time, the logits among them; their gradient takes the place of one.
     """
-    scores = logits.float()
-    if temperature != 1.0:
-        scores = scores / temperature
-    normaliser = scores.logsumexp(-1)
-    logprobs = scores.gather(-1, tokens[:, None])[:, 0] - normaliser
-    with torch.no_grad():
-        entropy = normaliser - ((scores - normaliser[:, None]).exp() * scores).sum(-1)
+    logprobs, entropy = _TokenLogprobs.apply(logits, tokens, temperature)  # type: ignore[no-untyped-call]
     return logprobs, entropy
+
+
+class _TokenLogprobs(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+        scores, places = logits.float(), tokens[:, None]
+        scale = temperature[:, None] if isinstance(temperature, Tensor) else temperature
+        if isinstance(scale, Tensor) or scale != 1.0:
+            scores.div_(scale)
+        scores.sub_(scores.amax(-1, keepdim=True))
+        chosen = scores.gather(-1, places)
+        powers = scores.exp()
+        total = powers.sum(-1, keepdim=True)
+        normaliser = total.log()
+        mean = torch.bmm(powers[:, None], scores[..., None])[:, 0] / total
+        ctx.save_for_backward(powers, total, places)
+        ctx.scale, ctx.dtype = scale, logits.dtype
+        entropy = (normaliser - mean)[:, 0]
+        ctx.mark_non_differentiable(entropy)
+        return (chosen - normaliser)[:, 0], entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        """(one-hot - softmax) * grad / temperature."""
+        powers, total, places = ctx.saved_tensors
+        grad = grad[:, None] / ctx.scale
+        powers.mul_(grad / -total)
+        powers.scatter_(-1, places, powers.gather(-1, places) + grad)
+        return powers.to(ctx.dtype), None, None
 
 
 def level_weights(lengths: Tensor, level: Literal["token", "sequence"]) -> Tensor:

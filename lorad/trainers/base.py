@@ -13,12 +13,14 @@ keyed by logical Hugging Face names, whatever the backend's sharding. Rules that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.errors import NotFound
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 
 
@@ -48,6 +50,7 @@ class SlotSpec(Struct, frozen=True):
     seed: int = 0
     source: Path | None = None
     tokens_per_microbatch: int = 16384
+    activation_checkpointing: bool = False
 
 
 class SlotInfo(Struct, frozen=True):
@@ -57,6 +60,16 @@ class SlotInfo(Struct, frozen=True):
     parameters: int
     tensors: int
     bytes: int  # weights, gradients and Adam state
+
+
+class GradientWork(Struct, frozen=True):
+    """The arguments of one forward_backward."""
+
+    slot: str
+    batch: Batch
+    targets: PolicyTargets
+    loss: PolicyLoss
+    normaliser: float
 
 
 class Policy(Struct, frozen=True):
@@ -83,6 +96,10 @@ class Trainer(ABC):
         """(out, in) of every linear module that an adapter may target, by logical name."""
 
     @abstractmethod
+    def slots(self) -> tuple[str, ...]:
+        """The names of the open slots."""
+
+    @abstractmethod
     async def base_checksum(self) -> str:
         """sha256 (hex) over the base's weights as they are now."""
 
@@ -97,8 +114,19 @@ class Trainer(ABC):
         """Add the gradient of sum(token losses) / normaliser to the slot's.
 
         The caller gives the normaliser of the whole (mini-)batch: its number of completion tokens for level "token",
-        of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`.
+        of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`, whose activations
+        are recomputed in the backward with `activation_checkpointing`: less memory, more time, the same gradients.
+        Raises NotFound and ValueError before anything is computed.
         """
+
+    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
+        """What forward_backward does, for several slots at once, each slot once; a trainer may share passes among them.
+
+        Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises NotFound
+        and ValueError (also for a slot that is named twice) before anything is computed.
+        """
+        check_work(work, self.slots(), self.capabilities().max_tokens)
+        return [await self.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
 
     @abstractmethod
     async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
@@ -136,3 +164,32 @@ class Trainer(ABC):
     @abstractmethod
     async def close(self, slot: str) -> None:
         """Forget a slot. Raises NotFound."""
+
+
+def check_work(work: Sequence[GradientWork], slots: Collection[str], max_tokens: int) -> None:
+    """Raises NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item."""
+    names = [item.slot for item in work]
+    for name in names:
+        if name not in slots:
+            raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(slots)) or 'none'}")
+    if len(set(names)) < len(names):
+        raise ValueError("a slot is named twice: join its batches, or make two calls")
+    for item in work:
+        check_batch(item.batch, max_tokens)
+        _check_targets(item.batch, item.targets)
+
+
+def check_batch(batch: Batch, max_tokens: int) -> None:
+    """Raises ValueError when the lengths do not add up or a sample is longer than the trainer takes."""
+    batch.check()
+    longest = (np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths).max(initial=0)
+    if longest > max_tokens:
+        raise ValueError(f"a sample of {longest} tokens exceeds the {max_tokens} of the base")
+
+
+def _check_targets(batch: Batch, targets: PolicyTargets) -> None:
+    if targets.advantages.size != batch.completion_lengths.size:
+        raise ValueError("there must be one advantage for each sample")
+    for array in (targets.sampler_logprobs, targets.old_logprobs, targets.reference_logprobs):
+        if array is not None and array.size != batch.completions.size:
+            raise ValueError("there must be one log-probability for each completion token")

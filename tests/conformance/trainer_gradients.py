@@ -69,6 +69,30 @@ class Gradients(TrainerCase):
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
         np.testing.assert_allclose(steps[2], steps[0], atol=self.close_to)
 
+    @pytest.mark.parametrize("dropout", [0.0, 0.2])
+    async def test_recomputed_activations_change_no_bit(self, trainer: Trainer, start: Path, dropout: float) -> None:
+        steps, stats = [], []
+        for recomputed in (False, True):
+            await self.open_plain(trainer, start, dropout=dropout, activation_checkpointing=recomputed)
+            for seed in (5, 6):  # the second batch draws masks where the first one left the generator
+                stats.append(await accumulate(trainer, "plain", random_batch(seed)))
+            steps.append(await self.gradient(trainer, "plain"))
+        assert self.same(trainer, *steps)
+        if trainer.capabilities().deterministic:
+            assert stats[:2] == stats[2:]
+
+    async def test_samples_with_the_same_tokens_each_count(self, trainer: Trainer, start: Path) -> None:
+        prompt, sample = np.array([5, 6, 7], np.int32), np.array([9, 8, 7], np.int32)
+        twice, once = Batch.of([(prompt, [sample, sample])]), Batch.of([(prompt, [sample])])
+        steps = []
+        for batch, advantages in ((twice, [1.5, -0.5]), (once, [1.0])):
+            await self.open_plain(trainer, start)
+            targets = PolicyTargets(np.array(advantages, np.float32), np.zeros(batch.completions.size, np.float32))
+            stats = await trainer.forward_backward("plain", batch, targets, PolicyLoss(), 3.0)
+            assert stats.tokens == batch.completions.size
+            steps.append(await self.gradient(trainer, "plain"))
+        np.testing.assert_allclose(steps[0], steps[1], atol=self.close_to)
+
     async def test_the_normaliser_divides_loss_and_gradient(self, trainer: Trainer, start: Path) -> None:
         batch, results = random_batch(5), []
         for normaliser in (10.0, 40.0):

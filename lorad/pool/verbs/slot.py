@@ -63,6 +63,7 @@ async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
             seed=args.seed,
             source=Path(args.source) if args.source is not None and not resumed else None,
             tokens_per_microbatch=args.tokens_per_microbatch,
+            activation_checkpointing=args.activation_checkpointing,
         ),
     )
     if args.resume_from is not None:

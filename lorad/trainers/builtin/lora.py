@@ -1,47 +1,150 @@
-"""A slot's adapter inside the forward: y + scale * B(A(dropout(x))), with gradients into the slot.
+"""Adapters inside the forward: y + scale * B(A(dropout(x))), with gradients straight into the slots.
 
-Its arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients and Adam
-stay fp32: the casts are part of the graph.
+Arithmetic is in the base's dtype, as in `FrozenLora`, so that trainer and engine agree; weights, gradients and Adam
+stay fp32. Rows of several slots may share one forward: each slot has a range of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional as F
 
-from lorad.trainers.builtin.slot import Site, Slot
+from lorad.models.ops import apply
+from lorad.trainers.builtin.slot import Half, Site, Slot
 
 
 class SlotLora:
-    """See `LoraApply`. Without dropout the modules of a group share two matmuls; with it each draws its own mask."""
+    """See `LoraApply`. ranges: which rows belong to which slot, in order; all of them when there is one slot.
 
-    def __init__(self, slot: Slot, train: bool) -> None:
-        config = slot.spec.adapter
-        self.sites, self.scale, self.rank = slot.sites, config.scale, config.rank
-        self.dropout = config.dropout if train else 0.0
-        self.generator = slot.dropout
+    train: dropout acts, each module of a fused linear with a mask of its own.
+    """
+
+    def __init__(self, slots: Sequence[Slot], ranges: Sequence[slice], train: bool) -> None:
+        self.slots, self.ranges, self.train = slots, ranges, train
+        self.anchor = slots[0].anchor
+        self.generators = [slot.dropout for slot in slots if train and slot.spec.adapter.dropout]
+
+    def at(self, ranges: Sequence[slice]) -> SlotLora:
+        """The same slots on other rows."""
+        return SlotLora(self.slots, ranges, self.train)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
-        site = self.sites.get((layer, group))
-        if site is None:
+        parts = []
+        for slot, rows in zip(self.slots, self.ranges, strict=True):
+            site = slot.sites.get((layer, group))
+            if site is not None and rows.stop > rows.start:
+                config = slot.spec.adapter
+                dropout = config.dropout if self.train else 0.0
+                parts.append(_Part(site, rows, config.scale, dropout, slot.dropout))
+        if not parts:
             return y
-        return y + self._dropped(site, x) if self.dropout else self._fused(site, x, y)
+        return apply(_AddLora, x, y, self.anchor, parts)  # type: ignore[no-any-return]
 
-    def _fused(self, site: Site, x: Tensor, y: Tensor) -> Tensor:
-        b = site.b[0] if len(site.b) == 1 else torch.block_diag(*site.b)
-        low = F.linear(x, site.a.to(x.dtype)).flatten(0, -2)
-        return torch.addmm(y.flatten(0, -2), low, (b * self.scale).to(x.dtype).t()).view(y.shape)
 
-    def _dropped(self, site: Site, x: Tensor) -> Tensor:
-        """PEFT's order: dropout on x, module by module, before A."""
-        halves = iter(site.a.to(x.dtype).split(self.rank))
-        deltas = []
-        for b in site.b:
-            if b.shape[1] == 0:
-                deltas.append(x.new_zeros(*x.shape[:-1], b.shape[0]))
-                continue
-            kept = torch.empty_like(x).bernoulli_(1 - self.dropout, generator=self.generator)
-            low = F.linear(x * kept / (1 - self.dropout), next(halves))
-            deltas.append(F.linear(low, (b * self.scale).to(x.dtype)))
-        return torch.cat(deltas, -1)
+@dataclass(slots=True)
+class _Part:
+    """One slot's delta on its rows of one fused linear."""
+
+    site: Site
+    rows: slice
+    scale: float
+    dropout: float
+    generator: torch.Generator
+
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Adds the delta to y; returns A x, [rows, modules * rank], and the masks of dropout."""
+        x, y = x[self.rows], y[self.rows]
+        a, masks = self.site.a.to(x.dtype), []
+        if self.dropout:
+            masks = [self._mask(x) for _ in self.site.halves]
+            low = torch.cat([self._dropped(x, m) @ a[h.ranks].t() for h, m in self._each(masks)], 1)
+        else:
+            low = F.linear(x, a)
+        for half in self.site.halves:
+            b, scale = self._scaled(half, x.dtype)
+            y[:, half.rows].addmm_(low[:, half.ranks], b.t(), alpha=scale)
+        return low, masks
+
+    def backward(self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None) -> None:
+        """Adds to the slot's gradients and writes this part's rows of x_grad, if there is one."""
+        x, y_grad = x[self.rows], y_grad[self.rows]
+        low_grad = torch.empty_like(low)
+        for half in self.site.halves:
+            b, scale = self._scaled(half, x.dtype)
+            out = low_grad[:, half.ranks]
+            torch.addmm(out, y_grad[:, half.rows], b, beta=0, alpha=scale, out=out)
+            _accumulate(half.b_grad, y_grad[:, half.rows], low[:, half.ranks], self.scale)
+        into = None if x_grad is None else x_grad[self.rows]
+        if masks:
+            self._dropped_backward(x, low_grad, masks, into)
+            return
+        _accumulate(self.site.a_grad, low_grad, x, 1.0)
+        if into is not None:
+            torch.mm(low_grad, self.site.a.to(x.dtype), out=into)
+
+    def _dropped_backward(self, x: Tensor, low_grad: Tensor, masks: list[Tensor], into: Tensor | None) -> None:
+        a = self.site.a.to(x.dtype)
+        if into is not None:
+            into.zero_()
+        for half, mask in self._each(masks):
+            _accumulate(self.site.a_grad[half.ranks], low_grad[:, half.ranks], self._dropped(x, mask), 1.0)
+            if into is not None:
+                into.add_(self._dropped(low_grad[:, half.ranks] @ a[half.ranks], mask))
+
+    def _each(self, masks: list[Tensor]) -> zip[tuple[Half, Tensor]]:
+        return zip(self.site.halves, masks, strict=True)
+
+    def _mask(self, x: Tensor) -> Tensor:
+        kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+        return kept.bernoulli_(1 - self.dropout, generator=self.generator)
+
+    def _dropped(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (x * mask).mul_(1 / (1 - self.dropout))
+
+    def _scaled(self, half: Half, dtype: torch.dtype) -> tuple[Tensor, float]:
+        """B, and what its product is still to be multiplied by; in a narrow dtype B has the scale, as in the engine."""
+        if half.b.dtype == dtype:
+            return half.b, self.scale
+        return (half.b * self.scale).to(dtype), 1.0
+
+
+def _accumulate(grad: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+    """grad += scale * left^T right, in fp32."""
+    if left.dtype == grad.dtype:
+        grad.addmm_(left.t(), right, alpha=scale)
+    else:
+        grad.add_(left.t() @ right, alpha=scale)
+
+
+class _AddLora(Function):
+    """Writes the deltas into y. The anchor makes autograd record it where neither x nor y has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, anchor: Tensor, parts: list[_Part]) -> Tensor:
+        ctx.mark_dirty(y)
+        ctx.parts, tensors = parts, [x]
+        for part in parts:
+            low, masks = part.add(x, y)
+            tensors += [low, *masks]
+        ctx.save_for_backward(*tensors)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        x, *rest = ctx.saved_tensors
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            whole = sum(part.rows.stop - part.rows.start for part in ctx.parts) == len(x)
+            x_grad = torch.empty_like(x) if whole else torch.zeros_like(x)
+        saved = iter(rest)
+        for part in ctx.parts:
+            low = next(saved)
+            masks = [next(saved) for _ in part.site.halves] if part.dropout else []
+            part.backward(x, low, masks, y_grad, x_grad)
+        return x_grad, y_grad, None, None

@@ -1,150 +1,197 @@
 """A batch cut into micro-batches whose prompts are computed once for all their samples.
 
-Tokens lie flat in one row: the prompts as a right-padded block [groups, prompt], then the inputs of the completions
-(all but the last token of each) as a right-padded block [samples, completion]. Linears see one long row; only the
-attention (`SharedPrompt`) knows of the blocks.
+Tokens lie flat in one row and without padding, slot by slot: the prompts of its groups, then the inputs of its
+completions (all but the last token of each). Linears see one long row; only attention knows of sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from lorad.models.attention import causal
+from lorad.models.base import Base
 from lorad.protocol.batch import Batch
+from lorad.trainers.builtin.attention import PackedAttention
+from lorad.trainers.builtin.blocks import Ints, Layout, Sequences
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some samples of a batch that follow one another, of one slot. same: int64 [S of the batch], see `twins`."""
+
+    batch: Batch
+    samples: slice
+    same: Ints
+
+    @property
+    def groups(self) -> slice:
+        """Of the samples; the first and the last group may be there in part."""
+        ends = np.cumsum(self.batch.group_sizes)
+        first, last = np.searchsorted(ends, [self.samples.start, self.samples.stop - 1], "right").tolist()
+        return slice(first, last + 1)
+
+    @property
+    def tokens(self) -> slice:
+        """The completion tokens of the samples, among those of the batch."""
+        ends = np.cumsum(self.batch.completion_lengths)
+        start = int(ends[self.samples.start - 1]) if self.samples.start else 0
+        return slice(start, int(ends[self.samples.stop - 1]))
+
+    @property
+    def rows(self) -> int:
+        """How many tokens the forward computes for it."""
+        computed = np.unique(self.same[self.samples])
+        return int(self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """N padded tokens, T completion tokens of S samples."""
+    """N tokens in rows, T completion tokens; `rows` and `tokens` are the ranges of each piece among them."""
 
     ids: Tensor  # int64 [1, N]
     positions: Tensor  # int64 [N]
-    attention: SharedPrompt
+    attention: PackedAttention
     predictors: Tensor  # int64 [T]: which of the N predicts each completion token
     targets: Tensor  # int64 [T]
-    where: Ints  # [T]: the place of each completion token among those of the batch
-    samples: Ints  # [S]: indices into the batch
-    lengths: Tensor  # int64 [S]
+    pieces: tuple[Piece, ...]
+    rows: tuple[slice, ...]
+    tokens: tuple[slice, ...]
 
 
-class SharedPrompt:
-    """Prompts attend to themselves; a completion attends to the prompt of its group and to itself, causally."""
-
-    def __init__(self, prompts: tuple[int, int], completions: tuple[int, int], owner: Tensor, mask: Tensor) -> None:
-        self.prompts, self.completions = prompts, completions
-        self.owner = owner  # int64 [samples]: the prompt of each sample
-        self.mask = mask  # [samples, 1, completion, prompt + completion], added to the scores
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        split = self.prompts[0] * self.prompts[1]
-        prompt_q, prompt_k, prompt_v = (t[0, :split].unflatten(0, self.prompts) for t in (q, k, v))
-        prompt_out = causal(prompt_q, prompt_k, prompt_v).flatten(0, 1)
-        if self.completions[1] == 0:
-            return prompt_out.unsqueeze(0)
-        own_q, own_k, own_v = (t[0, split:].unflatten(0, self.completions) for t in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            own_q.transpose(1, 2),
-            torch.cat([prompt_k.index_select(0, self.owner), own_k], 1).transpose(1, 2),
-            torch.cat([prompt_v.index_select(0, self.owner), own_v], 1).transpose(1, 2),
-            attn_mask=self.mask,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
-        return torch.cat([prompt_out, out.transpose(1, 2).flatten(0, 1)]).unsqueeze(0)
+def twins(batch: Batch) -> Ints:
+    """int64 [S]: for each sample the first one of its group with the same tokens, itself if there is none before it."""
+    first: dict[tuple[int, bytes], int] = {}
+    owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
+    ends = np.cumsum(batch.completion_lengths)
+    bounds = zip(owner, (ends - batch.completion_lengths).tolist(), ends.tolist(), strict=True)
+    keys = ((group, batch.completions[start:end].tobytes()) for group, start, end in bounds)
+    return np.array([first.setdefault(key, sample) for sample, key in enumerate(keys)], np.int64)
 
 
-def plan(batch: Batch, budget: int) -> Iterator[Ints]:
-    """Sample indices of each micro-batch: at most `budget` padded tokens, or one sample that is longer by itself.
+def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
+    """The batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by itself.
 
-    Groups come shortest completions first, to pad little, ties in batch order: the same batch gives the same cut.
+    share: samples of a group with the same tokens are computed once (which dropout forbids: each has its own masks).
     """
-    owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)
-    longest = np.zeros(batch.group_sizes.size, np.int64)
-    np.maximum.at(longest, owner, batch.completion_lengths)
-    taken: list[int] = []
-    prompt = completion = groups = 0
-    for sample in np.lexsort((owner, batch.prompt_lengths[owner], longest[owner])).tolist():
-        new_group = not taken or owner[taken[-1]] != owner[sample]
-        prompt = max(prompt, int(batch.prompt_lengths[owner[sample]]))
-        completion = max(completion, int(batch.completion_lengths[sample]))
-        groups += new_group
-        if taken and groups * prompt + (len(taken) + 1) * completion > budget:
-            yield np.array(taken)
-            taken, groups = [], 1
-            prompt, completion = int(batch.prompt_lengths[owner[sample]]), int(batch.completion_lengths[sample])
-        taken.append(sample)
-    if taken:
-        yield np.array(taken)
+    owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
+    prompts, lengths = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
+    same = twins(batch) if share else np.arange(len(lengths))
+    first = rows = 0
+    there: set[int] = set()
+    for sample, (twin, length) in enumerate(zip(same.tolist(), lengths, strict=True)):
+        more = 0 if twin in there else length - 1
+        if sample == first or owner[sample] != owner[sample - 1]:
+            more += prompts[owner[sample]]
+        if sample > first and rows + more > budget:
+            yield Piece(batch, slice(first, sample), same)
+            first, rows, there = sample, 0, set()
+            more = length - 1 + prompts[owner[sample]]
+        rows += more
+        there.add(twin)
+    if lengths:
+        yield Piece(batch, slice(first, len(lengths)), same)
 
 
-def pack(batch: Batch, samples: Ints, device: torch.device, dtype: torch.dtype) -> Microbatch:
-    """The tensors of one micro-batch; `dtype` is that of the attention scores."""
-    groups, owner = np.unique(
-        np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples], return_inverse=True
-    )
-    prompt_lengths = batch.prompt_lengths[groups].astype(np.int64)
-    lengths = batch.completion_lengths[samples].astype(np.int64)
-    prompt_starts = (np.cumsum(batch.prompt_lengths) - batch.prompt_lengths)[groups]
-    starts = (np.cumsum(batch.completion_lengths) - batch.completion_lengths)[samples]
-    width, tail = int(prompt_lengths.max()), int(lengths.max()) - 1
+def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
+    """Micro-batches of the next piece of several plans: index of the plan -> its piece, at most `budget` rows together.
 
-    prompts = _padded(batch.prompts, prompt_starts, prompt_lengths, width)
-    inputs = _padded(batch.completions, starts, lengths - 1, tail)
-    positions = np.concatenate(
-        [np.tile(np.arange(width), len(groups)), (prompt_lengths[owner, None] + np.arange(tail)).ravel()]
-    )
-    # The last prompt token predicts the first token of each of its samples; token j of a completion predicts j + 1.
-    sample, step = np.repeat(np.arange(len(samples)), lengths), _ranges(lengths)
-    first = (owner * width + prompt_lengths[owner] - 1)[sample]
-    predictors = np.where(step == 0, first, prompts.size + sample * tail + step - 1)
-    where = starts[sample] + step
+    Pieces are never cut again and those of one plan stay in order, so that each plan fares as it would alone.
+    """
+    queue = [(index, iter(pieces)) for index, pieces in enumerate(plans)]
+    joined: dict[int, Piece] = {}
+    rows = 0
+    while queue:
+        index, pieces = queue.pop(0)
+        piece = next(pieces, None)
+        if piece is None:
+            continue
+        if joined and (index in joined or rows + piece.rows > budget):
+            yield joined
+            joined, rows = {}, 0
+        joined[index] = piece
+        rows += piece.rows
+        queue.append((index, pieces))
+    if joined:
+        yield joined
 
-    def tensor(array: Ints) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
 
-    visible = torch.from_numpy(_visible(prompt_lengths[owner], width, tail)).to(device)
-    mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
+def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
+    """The tensors of one micro-batch."""
+    parts: list[_Part] = []
+    row = run = 0
+    for piece in pieces:
+        parts.append(_part(piece, row, run))
+        row, run = row + parts[-1].ids.size, run + parts[-1].starts.size
+
+    def joined(field: str) -> Ints:
+        return np.concatenate([getattr(part, field) for part in parts])
+
+    def tensor(field: str) -> Tensor:
+        return torch.from_numpy(joined(field).astype(np.int64, copy=False)).to(base.device)
+
+    runs = Sequences(joined("starts"), joined("lengths"), joined("owner"))
     return Microbatch(
-        ids=tensor(np.concatenate([prompts.ravel(), inputs.ravel()])).unsqueeze(0),
-        positions=tensor(positions),
-        attention=SharedPrompt(prompts.shape, inputs.shape, tensor(owner), mask),
-        predictors=tensor(predictors),
-        targets=tensor(batch.completions[where]),
-        where=where,
-        samples=samples,
-        lengths=tensor(lengths),
+        ids=tensor("ids").unsqueeze(0),
+        positions=tensor("positions"),
+        attention=PackedAttention(Layout(base, row, runs)),
+        predictors=tensor("predictors"),
+        targets=tensor("targets"),
+        pieces=tuple(pieces),
+        rows=_ranges_of([part.ids.size for part in parts]),
+        tokens=_ranges_of([part.targets.size for part in parts]),
     )
 
 
-def _ranges(lengths: Ints) -> Ints:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A piece as arrays, its rows and runs numbered from where it lies in the micro-batch."""
+
+    ids: Ints
+    positions: Ints
+    predictors: Ints
+    targets: Ints
+    starts: Ints
+    lengths: Ints
+    owner: Ints
+
+
+def _part(piece: Piece, row: int, run: int) -> _Part:
+    batch, groups, samples = piece.batch, piece.groups, piece.samples
+    ends = np.cumsum(batch.prompt_lengths)
+    prompts = batch.prompts[ends[groups.start] - batch.prompt_lengths[groups.start] : ends[groups.stop - 1]]
+    tokens = batch.completions[piece.tokens]
+    widths = batch.prompt_lengths[groups].astype(np.int64)
+    lengths = batch.completion_lengths[samples].astype(np.int64)
+    owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
+    _, computed, twin = np.unique(piece.same[samples], return_index=True, return_inverse=True)
+    runs = np.concatenate([widths, lengths[computed] - 1])
+    starts = row + np.cumsum(runs) - runs
+    step, last = _steps(lengths), np.cumsum(lengths) - 1
+    # The last prompt token predicts the first token of each of its samples; token j of a completion predicts j + 1.
+    predictors = np.repeat(starts[len(widths) :][twin], lengths) + step - 1
+    predictors[last + 1 - lengths] = (starts[: len(widths)] + widths - 1)[owner]
+    inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
+    inputs[last] = False
+    return _Part(
+        ids=np.concatenate([prompts, tokens[inputs]]),
+        positions=np.concatenate([_steps(widths), (np.repeat(widths[owner], lengths) + step)[inputs]]),
+        predictors=predictors,
+        targets=tokens,
+        starts=starts,
+        lengths=runs,
+        owner=np.concatenate([np.full(len(widths), -1), owner[computed] + run]),
+    )
+
+
+def _steps(lengths: Ints) -> Ints:
     """0 .. length - 1 for each length, one after another."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def _padded(flat: np.ndarray, starts: Ints, lengths: Ints, width: int) -> np.ndarray:
-    """[rows, width]: row i is flat[starts[i] : starts[i] + lengths[i]], padded on the right with token 0."""
-    rows = np.zeros((len(starts), width), np.int64)
-    row, column = np.repeat(np.arange(len(starts)), lengths), _ranges(lengths)
-    rows[row, column] = flat[starts[row] + column]
-    return rows
-
-
-def _visible(prompt_lengths: Ints, width: int, tail: int) -> np.ndarray:
-    """bool [samples, 1, tail, width + tail]: which keys a completion token may attend to."""
-    prompt = np.arange(width) < prompt_lengths[:, None]
-    own = np.tril(np.ones((tail, tail), bool))
-    rows = len(prompt_lengths)
-    return np.concatenate(
-        [
-            np.broadcast_to(prompt[:, None, None], (rows, 1, tail, width)),
-            np.broadcast_to(own, (rows, 1, tail, tail)),
-        ],
-        axis=-1,
-    )
+def _ranges_of(sizes: Sequence[int]) -> tuple[slice, ...]:
+    ends = np.cumsum(sizes).tolist()
+    return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))

@@ -6,74 +6,110 @@ before the next chunk's logits are made, and the body of the model is walked bac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lorad.models.base import Base
-from lorad.models.decoder import hidden, logits
-from lorad.models.lora import LoraApply
-from lorad.protocol.batch import LossStats, PolicyLoss, PolicyTargets
+from lorad.models.decoder import at_once, hidden, logits
+from lorad.models.ops import recomputed
+from lorad.protocol.batch import LossStats, PolicyLoss
 from lorad.rl.loss import TokenTargets, level_weights, loss_stats, token_logprobs, token_losses
-from lorad.trainers.builtin.microbatch import Microbatch
+from lorad.trainers.base import GradientWork
+from lorad.trainers.builtin.lora import SlotLora
+from lorad.trainers.builtin.microbatch import Microbatch, Piece
 
-LOGITS = 2**27
-"""Numbers in one chunk of logits: 512 MiB in fp32."""
+LOGITS = 2**22
+"""Numbers in one chunk of logits: 16 MiB in fp32, of which two live at a time."""
+
+Run = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
 @torch.no_grad()
-def score(base: Base, rows: Microbatch, lora: LoraApply | None, temperature: float) -> np.ndarray:
+def score(base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float) -> np.ndarray:
     """float32 [T]: the log-probability of each completion token of the micro-batch."""
-    states = _predicting_states(base, rows, lora)
-    parts = [
-        token_logprobs(logits(base, states[chunk], lora), rows.targets[chunk], temperature)[0]
-        for chunk in _chunks(base, rows)
-    ]
+    states = _predicting_states(base, rows, lora, at_once)
+    parts = []
+    for chunk in _chunks(base, rows):
+        made = logits(base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk)))
+        parts.append(token_logprobs(made, rows.targets[chunk], temperature)[0])
     result: np.ndarray = torch.cat(parts).cpu().numpy()
     return result
 
 
 def forward_backward(
-    base: Base, rows: Microbatch, lora: LoraApply, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-) -> LossStats:
-    """Adds the gradient of sum(token losses) / normaliser to the leaves behind `lora`."""
-    states = _predicting_states(base, rows, lora)
-    cut = states.detach().requires_grad_()
-    wanted = _token_targets(rows, targets, loss)
-    stats = LossStats()
+    base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[GradientWork], checkpointing: bool
+) -> list[LossStats]:
+    """Adds to the slots, piece by piece, the gradient of sum(token losses) / normaliser; the statistics of each."""
+    run: Run = partial(recomputed, anchor=lora.anchor, generators=lora.generators) if checkpointing else at_once
+    states = _predicting_states(base, rows, lora, run)
+    wanted = [_token_targets(piece, w, base.device) for piece, w in zip(rows.pieces, work, strict=True)]
+    temperature = _temperatures(rows, [w.loss for w in work])
+    stats, gradients = [LossStats() for _ in work], torch.empty_like(states)
     for chunk in _chunks(base, rows):
-        logprobs, entropy = token_logprobs(logits(base, cut[chunk], lora), rows.targets[chunk], loss.temperature)
-        losses = token_losses(logprobs, wanted.at(chunk), loss)
-        torch.autograd.backward(losses.loss.sum() / normaliser)
-        stats += loss_stats(losses, entropy, normaliser)
+        ranges = _within(rows.tokens, chunk)
+        part = states[chunk].detach().requires_grad_(states.requires_grad)
+        made = logits(base, part, lora.at(ranges))
+        some = temperature[chunk] if isinstance(temperature, Tensor) else temperature
+        logprobs, entropy = token_logprobs(made, rows.targets[chunk], some)
+        del made
+        totals = []
+        for index, (inside, whole) in enumerate(zip(ranges, rows.tokens, strict=True)):
+            if inside.stop > inside.start:
+                first, w = chunk.start + inside.start - whole.start, work[index]
+                those = wanted[index].at(slice(first, first + inside.stop - inside.start))
+                losses = token_losses(logprobs[inside], those, w.loss)
+                totals.append(losses.loss.sum() / w.normaliser)
+                stats[index] += loss_stats(losses, entropy[inside], w.normaliser)
+        torch.autograd.backward(totals)
+        if part.grad is not None:
+            gradients[chunk] = part.grad
     if states.requires_grad:
-        torch.autograd.backward(states, cut.grad)
+        torch.autograd.backward(states, gradients)
     return stats
 
 
-def _predicting_states(base: Base, rows: Microbatch, lora: LoraApply | None) -> Tensor:
+def _predicting_states(base: Base, rows: Microbatch, lora: SlotLora | None, run: Run) -> Tensor:
     """[T, hidden]: the last hidden state at the position that predicts each completion token."""
-    return hidden(base, rows.ids, rows.positions, rows.attention, lora)[0].index_select(0, rows.predictors)
+    states = hidden(base, rows.ids, rows.positions, rows.attention, lora, run)
+    return states[0].index_select(0, rows.predictors)
 
 
 def _chunks(base: Base, rows: Microbatch) -> Iterator[slice]:
-    size = max(1, LOGITS // base.config.vocab_size)
-    return (slice(start, start + size) for start in range(0, rows.targets.numel(), size))
+    size, tokens = max(1, LOGITS // base.config.vocab_size), rows.targets.numel()
+    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
 
 
-def _token_targets(rows: Microbatch, targets: PolicyTargets, loss: PolicyLoss) -> TokenTargets:
-    device = rows.targets.device
+def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:
+    """What of each range lies in the chunk, counted from the chunk's start; maybe empty."""
+    size = chunk.stop - chunk.start
+    ends = [(min(max(r.start - chunk.start, 0), size), min(max(r.stop - chunk.start, 0), size)) for r in ranges]
+    return [slice(start, stop) for start, stop in ends]
 
-    def per_token(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array[rows.where].astype(np.float32)).to(device)
 
-    advantages = torch.from_numpy(targets.advantages[rows.samples].astype(np.float32)).to(device)
+def _temperatures(rows: Microbatch, losses: Sequence[PolicyLoss]) -> float | Tensor:
+    """One for all tokens, or fp32 [T]."""
+    if len({loss.temperature for loss in losses}) == 1:
+        return losses[0].temperature
+    sizes = [tokens.stop - tokens.start for tokens in rows.tokens]
+    each = np.repeat(np.array([loss.temperature for loss in losses], np.float32), sizes)
+    return torch.from_numpy(each).to(rows.targets.device)
+
+
+def _token_targets(piece: Piece, work: GradientWork, device: torch.device) -> TokenTargets:
+    targets, tokens = work.targets, piece.tokens
+
+    def moved(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(array, np.float32)).to(device)
+
+    lengths = torch.from_numpy(piece.batch.completion_lengths[piece.samples].astype(np.int64)).to(device)
     return TokenTargets(
-        advantages=advantages.repeat_interleave(rows.lengths),
-        sampler=per_token(targets.sampler_logprobs),
-        weights=level_weights(rows.lengths, loss.level),
-        old=None if targets.old_logprobs is None else per_token(targets.old_logprobs),
-        reference=None if targets.reference_logprobs is None else per_token(targets.reference_logprobs),
+        advantages=moved(targets.advantages[piece.samples]).repeat_interleave(lengths),
+        sampler=moved(targets.sampler_logprobs[tokens]),
+        weights=level_weights(lengths, work.loss.level),
+        old=None if targets.old_logprobs is None else moved(targets.old_logprobs[tokens]),
+        reference=None if targets.reference_logprobs is None else moved(targets.reference_logprobs[tokens]),
     )

@@ -26,14 +26,22 @@ from lorad.trainers.builtin.init import initial_a
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """The trained part of one fused linear: leaves that share memory with the slot's vectors.
+class Half:
+    """The B of one trained module of a fused linear, [out, rank], and where it works: output rows, columns of A x."""
 
-    a: [modules * rank, in]. b: one per module of the group in row order, [out, rank]; [out, 0] where none is trained.
-    """
+    rows: slice
+    ranks: slice
+    b: Tensor
+    b_grad: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The trained part of one fused linear: views into the slot's vectors. a: [modules * rank, in]."""
 
     a: Tensor
-    b: tuple[Tensor, ...]
+    a_grad: Tensor
+    halves: tuple[Half, ...]
 
 
 class Slot:
@@ -50,6 +58,7 @@ class Slot:
         self.dropout = torch.Generator(device=base.device)
         self.dropout.manual_seed(_seed("dropout", spec.seed))
         self.sites = self._sites(base)
+        self.anchor = torch.zeros((), device=base.device, requires_grad=True)  # nothing ever flows into it
         generator = torch.Generator().manual_seed(spec.seed)
         weights = self.views(self.weights)
         for module in spec.adapter.modules:
@@ -92,23 +101,28 @@ class Slot:
         return norm, applied
 
     def _sites(self, base: Base) -> dict[tuple[int, str], Site]:
-        """Leaves over the weights whose gradients accumulate straight into the vector of gradients."""
+        """Views over weights and gradients, place by place."""
         weights, grads = self.views(self.weights), self.views(self.grads)
         rank, linears = self.spec.adapter.rank, linear_shapes(base.config)
         sites = {}
         for place in fused_groups(base):
-            modules = members(*place)
-            trained = [f"{module}.lora_A.weight" for module in modules if f"{module}.lora_A.weight" in weights]
-            if not trained:
-                continue
-            rows = len(trained) * rank
-            a = _leaf(_stack(self.weights, weights[trained[0]], rows), _stack(self.grads, grads[trained[0]], rows))
-            b = []
-            for module in modules:
+            row = 0
+            halves: list[Half] = []
+            trained: list[str] = []
+            for module in members(*place):
+                rows = slice(row, row + linears[module][0])
+                row = rows.stop
                 name = f"{module}.lora_B.weight"
-                missing = self.weights.new_zeros(linears[module][0], 0)
-                b.append(_leaf(weights[name], grads[name]) if name in weights else missing)
-            sites[place] = Site(a, tuple(b))
+                if name in weights:
+                    ranks = slice(len(halves) * rank, (len(halves) + 1) * rank)
+                    halves.append(Half(rows, ranks, weights[name], grads[name]))
+                    trained.append(f"{module}.lora_A.weight")
+            if halves:
+                a, a_grad = (
+                    _stack(flat, views[trained[0]], len(halves) * rank)
+                    for flat, views in ((self.weights, weights), (self.grads, grads))
+                )
+                sites[place] = Site(a, a_grad, tuple(halves))
         return sites
 
 
@@ -127,12 +141,6 @@ def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
     columns = first.shape[1]
     start = first.storage_offset()
     return flat[start : start + rows * columns].view(rows, columns)
-
-
-def _leaf(weight: Tensor, grad: Tensor) -> Tensor:
-    leaf = weight.detach().requires_grad_()
-    leaf.grad = grad
-    return leaf
 
 
 def _seed(purpose: str, seed: int) -> int:

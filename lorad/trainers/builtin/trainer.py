@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,20 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.trainers.base import Policy, SlotInfo, SlotSpec, StepResult, Trainer, TrainerCapabilities
+from lorad.trainers.base import (
+    GradientWork,
+    Policy,
+    SlotInfo,
+    SlotSpec,
+    StepResult,
+    Trainer,
+    TrainerCapabilities,
+    check_batch,
+    check_work,
+)
 from lorad.trainers.builtin import passes, state
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import Ints, pack, plan
+from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot
 
 TOKENS_PER_MICROBATCH = 16384
@@ -45,6 +56,9 @@ class BuiltinTrainer(Trainer):
     def modules(self) -> dict[str, tuple[int, int]]:
         return linear_shapes(self._base.config)
 
+    def slots(self) -> tuple[str, ...]:
+        return tuple(self._slots)
+
     async def base_checksum(self) -> str:
         return await self._compute.run(self._base.checksum)
 
@@ -60,11 +74,27 @@ class BuiltinTrainer(Trainer):
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> LossStats:
-        held = self._slot(slot)
-        self._check(batch, targets)
-        stats = LossStats()
-        for samples in plan(batch, held.spec.tokens_per_microbatch):
-            stats += await self._compute.run(self._gradients, held, batch, samples, targets, loss, normaliser)
+        return (await self._forward_backward([GradientWork(slot, batch, targets, loss, normaliser)]))[0]
+
+    async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
+        return await self._forward_backward(work)
+
+    async def _forward_backward(self, work: Sequence[GradientWork]) -> list[LossStats]:
+        check_work(work, self._slots, self._base.config.max_position_embeddings)
+        slots = [self._slots[item.slot] for item in work]
+        budgets = [slot.spec.tokens_per_microbatch for slot in slots]
+        plans = [
+            plan(item.batch, budget, share=not slot.spec.adapter.dropout)
+            for item, budget, slot in zip(work, budgets, slots, strict=True)
+        ]
+        stats = [LossStats() for _ in work]
+        for joined in mixed(plans, max(budgets, default=0)):
+            chosen = list(joined)
+            found = await self._compute.run(
+                self._gradients, [slots[i] for i in chosen], [work[i] for i in chosen], list(joined.values())
+            )
+            for index, more in zip(chosen, found, strict=True):
+                stats[index] += more
         return stats
 
     async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
@@ -76,11 +106,10 @@ class BuiltinTrainer(Trainer):
 
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         held = None if policy.slot is None else self._slot(policy.slot)
-        self._check(batch)
+        check_batch(batch, self._base.config.max_position_embeddings)
         result = np.empty(batch.completions.size, np.float32)
-        for samples in plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH):
-            where, part = await self._compute.run(self._score, held, batch, samples, temperature)
-            result[where] = part
+        for piece in plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True):
+            result[piece.tokens] = await self._compute.run(self._score, held, piece, temperature)
         return result
 
     async def export(self, slot: str) -> Adapter:
@@ -107,28 +136,13 @@ class BuiltinTrainer(Trainer):
             raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
         return self._slots[name]
 
-    def _check(self, batch: Batch, targets: PolicyTargets | None = None) -> None:
-        """Raises ValueError before anything is computed: a call has all of its effect or none."""
-        batch.check()
-        limit = self._base.config.max_position_embeddings
-        longest = (np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths).max(initial=0)
-        if longest > limit:
-            raise ValueError(f"a sample of {longest} tokens exceeds the {limit} of the base")
-        if targets is None:
-            return
-        if targets.advantages.size != batch.completion_lengths.size:
-            raise ValueError("there must be one advantage for each sample")
-        for array in (targets.sampler_logprobs, targets.old_logprobs, targets.reference_logprobs):
-            if array is not None and array.size != batch.completions.size:
-                raise ValueError("there must be one log-probability for each completion token")
+    def _gradients(self, slots: list[Slot], work: list[GradientWork], pieces: list[Piece]) -> list[LossStats]:
+        rows = pack(self._base, pieces)
+        lora = SlotLora(slots, rows.rows, train=True)
+        checkpointing = any(slot.spec.activation_checkpointing for slot in slots)
+        return passes.forward_backward(self._base, rows, lora, work, checkpointing)
 
-    def _gradients(
-        self, slot: Slot, batch: Batch, samples: Ints, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
-    ) -> LossStats:
-        rows = pack(batch, samples, self._base.device, self._base.dtype)
-        return passes.forward_backward(self._base, rows, SlotLora(slot, train=True), targets, loss, normaliser)
-
-    def _score(self, slot: Slot | None, batch: Batch, samples: Ints, temperature: float) -> tuple[Ints, np.ndarray]:
-        rows = pack(batch, samples, self._base.device, self._base.dtype)
-        lora = None if slot is None else SlotLora(slot, train=False)
-        return rows.where, passes.score(self._base, rows, lora, temperature)
+    def _score(self, slot: Slot | None, piece: Piece, temperature: float) -> np.ndarray:
+        rows = pack(self._base, [piece])
+        lora = None if slot is None else SlotLora([slot], rows.rows, train=False)
+        return passes.score(self._base, rows, lora, temperature)

@@ -1,0 +1,175 @@
+"""Building blocks of the forward whose backward is written by hand: fewer passes and fewer saved tensors.
+
+Without a gradient to come they are the plain calls, so trainer and engine compute the same bits. Everything runs in the
+dtype of its input on any device; sums of squares are taken in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+
+class Rope(NamedTuple):
+    """Rotary embedding at given positions; `sin` has its first half negated, so one roll replaces rotate_half."""
+
+    cos: Tensor  # [batch or 1, time, 1, head_dim]
+    sin: Tensor
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
+
+    def rotate_back(self, y: Tensor) -> Tensor:
+        """The transpose of `rotate`: the gradient of its argument."""
+        return (y * self.cos).add_(torch.roll(y * self.sin, y.shape[-1] // 2, -1))
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm over each head of q and k."""
+
+    weight: Tensor  # [heads + kv heads, head_dim]
+    eps: float
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """`function.apply`, which torch leaves untyped."""
+    return function.apply(*arguments)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm (arXiv 1910.07467) over the last dimension."""
+    return apply(_RmsNorm, x, weight, eps) if x.requires_grad else F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up (arXiv 2002.05202); the last dimension holds gate, then up."""
+    return apply(_SwiGlu, gate_up) if gate_up.requires_grad else _SwiGlu.plain(gate_up)
+
+
+def split_rotate(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, v) of [..., heads + 2 kv heads, head_dim]: q and k normalised, if there is a norm, and rotated."""
+    if qkv.requires_grad:
+        return apply(_SplitRotate, qkv, heads, norm, rope)  # type: ignore[no-any-return]
+    return _SplitRotate.plain(qkv, heads, norm, rope)
+
+
+def recomputed(
+    layer: Callable[[Tensor], Tensor], x: Tensor, anchor: Tensor, generators: Sequence[torch.Generator]
+) -> Tensor:
+    """layer(x), of which only x is kept: the backward computes the rest again (arXiv 1604.06174).
+
+    The layer puts its parameters' gradients where they belong by itself. anchor: any tensor that requires grad.
+    generators: all that the layer draws from; the second time they give what they gave the first time, and end as if
+    there had been no second time.
+    """
+    return apply(_Recomputed, x, anchor, layer, generators)  # type: ignore[no-any-return]
+
+
+class _Recomputed(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, layer: Callable[[Tensor], Tensor], generators: Sequence[torch.Generator]
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer, ctx.generators = layer, generators
+        ctx.before = [generator.get_state() for generator in generators]
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[0])
+        now = [generator.get_state() for generator in ctx.generators]
+        _set(ctx.generators, ctx.before)
+        with torch.enable_grad():
+            y = ctx.layer(x)
+        _set(ctx.generators, now)
+        torch.autograd.backward(y, grad)
+        return x.grad, None, None, None
+
+
+def _set(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        return _rms_norm_backward(grad, x, weight, ctx.eps), None, None
+
+
+def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """With r = 1 / rms(x) and t = grad * weight: r t - r^3 x mean(t x)."""
+    x32, t = x.float(), grad.float() * weight
+    r = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    along = (t * x32).mean(-1, keepdim=True).mul_(r.pow(3)).neg_()
+    return t.mul_(r).addcmul_(x32, along).to(x.dtype)
+
+
+class _SwiGlu(Function):
+    @staticmethod
+    def plain(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return _SwiGlu.plain(gate_up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        result = torch.empty_like(gate_up)
+        to_gate, to_up = result.chunk(2, -1)
+        torch.mul(F.silu(gate), grad, out=to_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=to_gate)
+        return result
+
+
+class _SplitRotate(Function):
+    @staticmethod
+    def plain(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        turned = _turned(qkv, heads)
+        qk = qkv[..., :turned, :]
+        if norm is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, norm.eps) * norm.weight
+        qk = rope.rotate(qk)
+        return qk[..., :heads, :], qk[..., heads:, :], qkv[..., turned:, :]
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(qkv if norm is not None else qkv.new_empty(0))
+        ctx.norm, ctx.rope = norm, rope
+        q, k, v = _SplitRotate.plain(qkv, heads, norm, rope)
+        return (
+            q.contiguous(),
+            k.contiguous(),
+            v.contiguous(),
+        )  # three tensors: the outputs of a Function share no memory
+
+    @staticmethod
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None, None, None]:
+        (qkv,) = ctx.saved_tensors
+        qk = ctx.rope.rotate_back(torch.cat([q, k], -2))
+        if ctx.norm is not None:
+            qk = _rms_norm_backward(qk, qkv[..., : qk.shape[-2], :], *ctx.norm)
+        return torch.cat([qk, v], -2), None, None, None
+
+
+def _turned(qkv: Tensor, heads: int) -> int:
+    """How many heads of q, k, v are of q and k."""
+    return (qkv.shape[-2] + heads) // 2

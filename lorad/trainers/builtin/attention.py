@@ -1,0 +1,145 @@
+"""Attention over packed rows, in the blocks of a `Layout`, its backward written by hand.
+
+Forward and backward gather; nothing is scattered, so both are as repeatable as their products.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from lorad.models.ops import apply
+from lorad.trainers.builtin.blocks import Block, Layout
+
+
+class PackedAttention:
+    """An `Attention` for q, k, v of [1, rows, heads, head_dim]."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return apply(_Attend, q, k, v, self.layout)  # type: ignore[no-any-return]
+
+
+class _Products(NamedTuple):
+    """What the backward of two batched products needs: q [S * kv, heads / kv * Q, dim], k, v [S * kv, K, dim]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: Tensor
+
+    @classmethod
+    def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Products]:
+        scores = torch.baddbmm(block.bias, q, k.transpose(1, 2), alpha=scale)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+        return torch.bmm(weights, v), cls(q, k, v, weights)
+
+    def backward(self, scale: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        to_weights = torch.bmm(grad, self.v.transpose(1, 2))
+        to_scores = torch.ops.aten._softmax_backward_data(to_weights, self.weights, -1, self.weights.dtype)
+        return (
+            torch.baddbmm(self.q, to_scores, self.k, beta=0, alpha=scale),
+            torch.baddbmm(self.k, to_scores.transpose(1, 2), self.q, beta=0, alpha=scale),
+            torch.bmm(self.weights.transpose(1, 2), grad),
+        )
+
+
+class _Fused(NamedTuple):
+    """The graph of the fused kernel, for long sequences."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+
+    @classmethod
+    def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Fused]:
+        sequences, prefix, queries, _ = block.shape
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        out = F.scaled_dot_product_attention(
+            q.view(sequences, -1, queries, q.shape[-1]),
+            k.view(sequences, -1, *k.shape[1:]),
+            v.view(sequences, -1, *v.shape[1:]),
+            attn_mask=block.bias if prefix else None,
+            is_causal=not prefix,
+            scale=scale,
+            enable_gqa=q.shape[1] != queries,
+        ).reshape(q.shape)
+        return out.detach(), cls(q, k, v, out)
+
+    def backward(self, scale: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = torch.autograd.grad(self.out, (self.q, self.k, self.v), grad)
+        return q, k, v
+
+
+class _Attend(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        keep = any(ctx.needs_input_grad)
+        flat = [t.reshape(-1, layout.dim) for t in (q, k, v)]
+        ctx.layout, ctx.blocks, outs = layout, [], []
+        for block in layout.blocks:
+            kind = _Fused if block.fused else _Products
+            with torch.set_grad_enabled(keep and block.fused):
+                out, kept = kind.forward(block, layout.dim**-0.5, *_gathered(block, layout, *flat))
+            outs.append(out.view(-1, layout.dim))
+            ctx.blocks.append(kept if keep else None)
+        return torch.cat(outs).index_select(0, layout.out).view(q.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        layout: Layout = ctx.layout
+        grad = grad.reshape(-1, layout.dim)
+        found = []
+        for block, kept in zip(layout.blocks, ctx.blocks, strict=True):
+            to_out = grad.index_select(0, block.queries).view(block.shape[0], layout.kv, -1, block.shape[2], layout.dim)
+            if block.live is not None:
+                to_out.mul_(block.live)
+            found.append(kept.backward(layout.dim**-0.5, to_out.view(kept.q.shape)))
+        ctx.blocks.clear()
+        q, k, v = (list(parts) for parts in zip(*found, strict=True))
+        for parts in (k, v):
+            _add_shares(layout, parts)
+        rows = (1, -1, layout.heads, layout.dim), (1, -1, layout.kv, layout.dim)
+        return (
+            _home(q, layout.out).view(rows[0]),
+            _home(k, layout.home).view(rows[1]),
+            _home(v, layout.home).view(rows[1]),
+            None,
+        )
+
+
+def _gathered(block: Block, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch = block.shape[0] * layout.kv
+    return (
+        q.index_select(0, block.queries).view(batch, -1, layout.dim),
+        k.index_select(0, block.keys).view(batch, -1, layout.dim),
+        v.index_select(0, block.keys).view(batch, -1, layout.dim),
+    )
+
+
+def _add_shares(layout: Layout, parts: list[Tensor]) -> None:
+    """Adds to the gradients of the prompts' keys what all the sequences that share them have."""
+    total = parts[0].new_zeros(layout.prompts, layout.kv, layout.longest_prompt, layout.dim)
+    for block, part in zip(layout.blocks, parts, strict=True):
+        if block.sharers is not None:
+            count, prefix, _, keys = block.shape
+            share = part.view(count, layout.kv, keys, layout.dim)[:, :, :prefix].reshape(count, -1)
+            total[:, :, :prefix] += (block.sharers @ share).view(-1, layout.kv, prefix, layout.dim)
+    done = 0
+    for block, part in zip(layout.blocks, parts, strict=True):
+        if block.sharers is None:
+            count, _, width, _ = block.shape
+            part.view(count, layout.kv, width, layout.dim).add_(total[done : done + count, :, :width])
+            done += count
+
+
+def _home(parts: list[Tensor], index: Tensor) -> Tensor:
+    """Out of the cells of all blocks, those of each row."""
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]).index_select(0, index)

@@ -1,0 +1,164 @@
+"""Packed sequences laid side by side: which rows stand in which cell of which block, and back.
+
+Sequences lie in rows one after another without padding; some share a prompt, which is a sequence too. Attention wants
+rectangles, so sequences of similar lengths make up a block: only the attention of a few rows is padded, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lorad.models.base import Base
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+LONG = 256
+"""From so many keys on, a block uses the fused kernel, whose memory does not grow with queries x keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Runs of rows that attend causally to themselves and before that to a prompt, which is another of the runs.
+
+    starts, lengths, owner: int64 [S]; owner is the index of the prompt among the runs, -1 for the prompts themselves.
+    """
+
+    starts: Ints
+    lengths: Ints
+    owner: Ints
+
+    @property
+    def prefixes(self) -> Ints:
+        """How many tokens of a prompt come before each run."""
+        return np.where(self.owner < 0, 0, self.lengths[self.owner])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """S sequences with Q queries and K = P + Q keys, the first P of them those of a shared prompt.
+
+    queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys: int64
+    [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when none is. sharers:
+    [prompts, S], one where a sequence has that prompt; None of prompts.
+    """
+
+    shape: tuple[int, int, int, int]  # S, P, Q, K
+    fused: bool  # which kernel, and so which bias: boolean [S or 1, 1, Q, K], else [S * kv or 1, heads / kv * Q, K]
+    queries: Tensor
+    keys: Tensor
+    bias: Tensor
+    live: Tensor | None
+    sharers: Tensor | None
+
+
+class Layout:
+    """The blocks of one micro-batch, prompts first. out: int64 [rows * heads], where the output of each query head is
+    among the outputs of all blocks; home: int64 [rows * kv], where each key head is among the keys of all blocks.
+    """
+
+    def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
+        config = base.config
+        self.heads, self.kv, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self._base, self._sequences = base, sequences
+        groups = list(similar(sequences))
+        prompts = np.concatenate([g for g in groups if sequences.owner[g[0]] < 0])
+        self.prompts = len(prompts)
+        self.longest_prompt = int(sequences.lengths[prompts].max())
+        self._rank = np.zeros(len(sequences.starts), np.int64)  # of each prompt, in the order of the blocks
+        self._rank[prompts] = np.arange(len(prompts))
+        out, home = np.zeros(rows * self.heads, np.int64), np.zeros(rows * self.kv, np.int64)
+        self.blocks, outputs, keys = [], 0, 0
+        for group in groups:
+            block = self._block(group, out, home, outputs, keys)
+            self.blocks.append(block)
+            outputs, keys = outputs + block.queries.numel(), keys + block.keys.numel()
+        self.out, self.home = self._tensor(out), self._tensor(home)
+
+    def _block(self, group: Ints, out: Ints, home: Ints, outputs: int, keys: int) -> Block:
+        """One block; writes where its cells are into `out` and `home`."""
+        runs, rep = self._sequences, self.heads // self.kv
+        lengths, owner, prefixes = runs.lengths[group], runs.owner[group], runs.prefixes[group]
+        wide, long = int(prefixes.max()), int(lengths.max())
+        own = _cells(runs.starts[group], lengths, long)
+        seen = np.concatenate([_cells(runs.starts[owner], prefixes, wide), own], 1)
+        query_heads = own[:, None, None] * self.heads + np.arange(self.heads).reshape(1, self.kv, rep, 1)
+        key_heads = seen[:, None] * self.kv + np.arange(self.kv)[:, None]
+        live = np.arange(long) < lengths[:, None]
+        _write(out, query_heads, outputs, live[:, None, None])
+        _write(home, key_heads, keys, np.pad(live, ((0, 0), (wide, 0)))[:, None])
+        fused = wide + long > LONG
+        visible = _visible(prefixes, wide, long)
+        return Block(
+            shape=(len(group), wide, long, wide + long),
+            fused=fused,
+            queries=self._tensor(query_heads.ravel()),
+            keys=self._tensor(key_heads.ravel()),
+            bias=self._tensor(visible) if fused else self._bias(visible),
+            live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
+            sharers=self._sharers(owner),
+        )
+
+    def _bias(self, visible: np.ndarray) -> Tensor:
+        """[S * kv or 1, heads / kv * Q, K]: zero where visible, else minus infinity."""
+        shown = self._tensor(visible)
+        bias = torch.zeros(shown.shape, dtype=self._base.dtype, device=shown.device).masked_fill_(~shown, float("-inf"))
+        kv = 1 if len(visible) == 1 else self.kv
+        full = bias[:, :, None].expand(-1, kv, self.heads // self.kv, -1, -1)
+        return full.reshape(len(visible) * kv, -1, bias.shape[-1])
+
+    def _sharers(self, owner: Ints) -> Tensor | None:
+        if owner[0] < 0:
+            return None
+        return self._tensor(np.arange(self.prompts)[:, None] == self._rank[owner]).to(self._base.dtype)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._base.device)
+
+
+def similar(sequences: Sequences) -> Iterator[Ints]:
+    """Indices of the sequences of each block, prompts first, no empty ones; longest first, ties in the given order.
+
+    In a block the longest is at most a quarter and 8 tokens longer than the shortest; where the fused kernel works,
+    all have prompts of one length, so that one mask does for all.
+    """
+    prefixes = sequences.prefixes
+    for chosen in (sequences.owner < 0, (sequences.owner >= 0) & (sequences.lengths > 0)):
+        some = np.flatnonzero(chosen)
+        apart = np.where(prefixes[some] + sequences.lengths[some] > LONG, prefixes[some], 0)
+        order = some[np.lexsort((-sequences.lengths[some], apart))]
+        taken: list[int] = []
+        for index, length in zip(order.tolist(), sequences.lengths[order].tolist(), strict=True):
+            first = taken[0] if taken else index
+            longest, keys = int(sequences.lengths[first]), int(sequences.lengths[first] + prefixes[first])
+            if longest > length * 5 // 4 + 8 or (keys > LONG and prefixes[index] != prefixes[first]):
+                yield np.array(taken)
+                taken = []
+            taken.append(index)
+        if taken:
+            yield np.array(taken)
+
+
+def _cells(starts: Ints, lengths: Ints, width: int) -> Ints:
+    """[S, width]: the rows of each run, the last one repeated for padding."""
+    cells: Ints = starts[:, None] + np.minimum(np.arange(width), np.maximum(lengths, 1)[:, None] - 1)
+    return cells
+
+
+def _write(target: Ints, places: Ints, start: int, live: np.ndarray) -> None:
+    """target[places] = start, start + 1, … for the live cells."""
+    mask = np.broadcast_to(live, places.shape)
+    target[places[mask]] = start + np.flatnonzero(mask)
+
+
+def _visible(prefixes: Ints, wide: int, long: int) -> np.ndarray:
+    """bool [S or 1, 1, Q, K]: which keys a query may attend to."""
+    if (prefixes == wide).all():
+        prefixes = prefixes[:1]
+    prompt = np.broadcast_to((np.arange(wide) < prefixes[:, None])[:, None, None], (len(prefixes), 1, long, wide))
+    own = np.broadcast_to(np.tril(np.ones((long, long), bool)), (len(prefixes), 1, long, long))
+    return np.concatenate([prompt, own], -1)

@@ -1,0 +1,118 @@
+"""Several slots in one call: each gets what a call of its own would have given it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from lorad.errors import NotFound
+from lorad.protocol.batch import LossStats, PolicyLoss
+from lorad.trainers.base import GradientWork, Policy, SlotSpec, Trainer
+from tests.conformance.reference import random_batch
+from tests.conformance.trainer_kit import TrainerCase, flat, saved, spec_for, targets_for, train
+
+
+def work_for(slot: str, seed: int, groups: int = 3, **loss: object) -> GradientWork:
+    batch = random_batch(seed, groups=groups)
+    targets = targets_for(batch, seed)
+    chosen = msgspec.structs.replace(PolicyLoss(), **loss)
+    if chosen.kl_coef:
+        targets = msgspec.structs.replace(targets, reference_logprobs=targets_for(batch, seed + 1).sampler_logprobs)
+    return GradientWork(slot, batch, targets, chosen, float(batch.completions.size))
+
+
+async def one_by_one(trainer: Trainer, work: Sequence[GradientWork]) -> list[LossStats]:
+    return [await trainer.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
+
+
+class Many(TrainerCase):
+    def unlike(self, trainer: Trainer) -> dict[str, tuple[SlotSpec, GradientWork]]:
+        """Slots with different ranks, targets, budgets and dropout, and works with different losses."""
+        some = tuple(sorted(name for name in trainer.modules() if name.endswith(("o_proj", "down_proj"))))
+        return {
+            "plain": (spec_for(trainer, seed=1), work_for("plain", 1)),
+            "hot": (spec_for(trainer, rank=2, seed=2), work_for("hot", 2, temperature=0.7, level="sequence")),
+            "dropped": (spec_for(trainer, dropout=0.3, seed=3), work_for("dropped", 3, clip_high=0.3)),
+            "narrow": (spec_for(trainer, modules=some, alpha=3, seed=4), work_for("narrow", 4, kl_coef=0.1)),
+            "cut": (spec_for(trainer, dropout=0.1, tokens_per_microbatch=30), work_for("cut", 5, groups=5)),
+        }
+
+    async def end_of(
+        self, trainer: Trainer, way: Callable[[Sequence[GradientWork]], Awaitable[list[LossStats]]]
+    ) -> tuple[list[LossStats], list[float], list[np.ndarray]]:
+        """(statistics, norms of the gradients, weights after a step) of each slot; the slots are closed."""
+        kinds = self.unlike(trainer)
+        for slot, (spec, _) in kinds.items():
+            await trainer.open(slot, spec)
+            await train(trainer, slot, range(2))
+        stats = await way([item for _, item in kinds.values()])
+        norms = [(await trainer.optim_step(slot, 1e-2, 0.0)).grad_norm for slot in kinds]
+        weights = [flat(await trainer.export(slot)) for slot in kinds]
+        for slot in kinds:
+            await trainer.close(slot)
+        return stats, norms, weights
+
+    async def test_slots_in_one_call_get_what_calls_of_their_own_give(self, trainer: Trainer) -> None:
+        stats, norms, weights = await self.end_of(trainer, trainer.forward_backward_many)
+        alone = await self.end_of(trainer, partial(one_by_one, trainer))
+        for ours, theirs in zip(stats, alone[0], strict=True):
+            assert msgspec.structs.astuple(ours) == pytest.approx(msgspec.structs.astuple(theirs), rel=1e-3, abs=1e-4)
+        assert norms == pytest.approx(alone[1], rel=1e-4) and min(norms) > 0
+        for mine, own in zip(weights, alone[2], strict=True):
+            np.testing.assert_allclose(mine, own, atol=100 * self.close_to)  # Adam blows up what is next to zero
+
+    async def test_the_same_call_gives_the_same(self, trainer: Trainer, tmp_path: Path) -> None:
+        ends = []
+        for name in ("once", "again"):
+            for slot, (spec, _) in self.unlike(trainer).items():
+                await trainer.open(slot, spec)
+            await trainer.forward_backward_many([item for _, item in self.unlike(trainer).values()])
+            await trainer.optim_step("dropped", 1e-2, 1.0)
+            ends.append(await saved(trainer, "dropped", tmp_path / name))
+            for slot in self.unlike(trainer):
+                await trainer.close(slot)
+        self.assert_same_files(trainer, *ends)
+
+    @pytest.mark.parametrize("fault", ["targets", "lengths", "too long", "no slot", "twice"])
+    async def test_one_bad_item_is_refused_before_anything_is_computed(self, trainer: Trainer, fault: str) -> None:
+        for slot in ("a", "b"):
+            await trainer.open(slot, spec_for(trainer))
+        good, bad = work_for("a", 1), work_for("b", 2)
+        replace = msgspec.structs.replace
+        if fault == "targets":
+            bad = replace(bad, targets=replace(bad.targets, advantages=np.ones(1, np.float32)))
+        elif fault == "lengths":
+            bad = replace(bad, batch=replace(bad.batch, prompt_lengths=bad.batch.prompt_lengths + 1))
+        elif fault == "too long":
+            longer = np.full(trainer.capabilities().max_tokens, 5, np.int32)
+            prompts, lengths = np.concatenate([bad.batch.prompts, longer]), bad.batch.prompt_lengths.copy()
+            lengths[-1] += longer.size
+            bad = replace(bad, batch=replace(bad.batch, prompts=prompts, prompt_lengths=lengths))
+        else:
+            bad = replace(bad, slot="c" if fault == "no slot" else "a")
+        with pytest.raises(NotFound if fault == "no slot" else ValueError):
+            await trainer.forward_backward_many([good, bad])
+        assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+
+    async def test_no_work_is_no_work(self, trainer: Trainer) -> None:
+        assert await trainer.forward_backward_many([]) == []
+
+    async def test_a_batch_without_samples_may_be_among_others(self, trainer: Trainer) -> None:
+        for slot in ("a", "b"):
+            await trainer.open(slot, spec_for(trainer))
+        stats = await trainer.forward_backward_many([work_for("a", 1, groups=0), work_for("b", 2)])
+        assert stats[0] == LossStats() and stats[1].tokens > 0
+        assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+        assert (await trainer.optim_step("b", 1e-2, 1.0)).grad_norm > 0
+
+    async def test_the_open_slots_are_known(self, trainer: Trainer) -> None:
+        for slot in ("a", "b"):
+            await trainer.open(slot, spec_for(trainer))
+        await trainer.close("a")
+        assert tuple(trainer.slots()) == ("b",)
+        assert (await trainer.logprobs(Policy("b"), random_batch(0))).size > 0

@@ -1,0 +1,107 @@
+"""Batches cut into micro-batches, rows without padding, and the blocks that attention makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lorad.models.base import Base
+from lorad.models.loading import load_base
+from lorad.protocol.batch import Batch
+from lorad.trainers.builtin.blocks import LONG, Sequences, similar
+from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
+from tests.conformance.reference import random_batch, write_random_model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return load_base(write_random_model(tmp_path_factory.mktemp("base")), torch.float32, torch.device("cpu"))
+
+
+def tokens(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+def ids_of(base: Base, *pieces: Piece) -> list[int]:
+    found: list[int] = pack(base, pieces).ids[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("budget", [1, 30, 60, 10_000])
+def test_every_sample_is_in_exactly_one_piece_within_the_budget(base: Base, budget: int) -> None:
+    pieces = list(plan(random_batch(1, groups=5), budget, share=True))
+    samples = [range(20)[piece.samples] for piece in pieces]
+    assert [sample for some in samples for sample in some] == list(range(20))
+    for piece, some in zip(pieces, samples, strict=True):
+        assert len(ids_of(base, piece)) == piece.rows
+        assert piece.rows <= budget or len(some) == 1
+
+
+def test_the_same_batch_is_cut_the_same_way() -> None:
+    first, second = ([p.samples for p in plan(random_batch(1, groups=5), 60, share=True)] for _ in range(2))
+    assert first == second and len(first) > 1
+
+
+def test_no_row_is_padding_and_a_prompt_is_computed_once_for_its_group(base: Base) -> None:
+    batch = Batch.of([(tokens(5, 5, 5), [tokens(6, 7), tokens(8, 9, 10, 11)]), (tokens(4), [tokens(3)])])
+    (piece,) = plan(batch, 100, share=True)
+    assert ids_of(base, piece) == [5, 5, 5, 4, 6, 8, 9, 10]
+    assert pack(base, [piece]).predictors.tolist() == [2, 4, 2, 5, 6, 7, 3]
+
+
+def test_samples_of_a_group_with_the_same_tokens_are_computed_once(base: Base) -> None:
+    group = [tokens(6, 7), tokens(8, 9), tokens(6, 7)]
+    (piece,) = plan(Batch.of([(tokens(5), group), (tokens(5), group[:1])]), 100, share=True)
+    assert ids_of(base, piece) == [5, 5, 6, 8, 6]  # the other group has a prompt of its own
+    assert pack(base, [piece]).predictors.tolist() == [0, 2, 0, 3, 0, 2, 1, 4]
+
+
+def test_with_dropout_every_sample_is_computed_for_itself(base: Base) -> None:
+    (piece,) = plan(Batch.of([(tokens(5), [tokens(6, 7), tokens(6, 7)])]), 100, share=False)
+    assert ids_of(base, piece) == [5, 6, 6]
+
+
+def test_what_was_computed_in_another_piece_is_computed_again(base: Base) -> None:
+    batch = Batch.of([(tokens(5), [tokens(6, 7), tokens(8, 9, 9), tokens(6, 7)])])
+    assert [ids_of(base, piece) for piece in plan(batch, 3, share=True)] == [[5, 6], [5, 8, 9], [5, 6]]
+
+
+def test_a_batch_without_samples_has_no_piece() -> None:
+    assert list(plan(Batch.of([]), 100, share=True)) == []
+
+
+def test_pieces_of_several_slots_share_micro_batches(base: Base) -> None:
+    batches = [random_batch(seed, groups=groups) for seed, groups in ((1, 5), (2, 1), (3, 9))]
+    alone = [[piece.samples for piece in plan(batch, 40, share=True)] for batch in batches]
+    joined = list(mixed([plan(batch, 40, share=True) for batch in batches], 90))
+    for index, cuts in enumerate(alone):
+        assert [pieces[index].samples for pieces in joined if index in pieces] == cuts
+    assert all(sum(piece.rows for piece in pieces.values()) <= 90 for pieces in joined)
+    assert max(len(pieces) for pieces in joined) > 1
+
+
+def test_rows_and_tokens_of_each_piece_are_contiguous(base: Base) -> None:
+    pieces = [next(plan(random_batch(seed), 1000, share=True)) for seed in (1, 2)]
+    together, alone = pack(base, pieces), [pack(base, [piece]) for piece in pieces]
+    for index, part in enumerate(alone):
+        rows, of = together.rows[index], together.tokens[index]
+        assert together.ids[0, rows].tolist() == part.ids[0].tolist()
+        assert (together.predictors[of] - rows.start).tolist() == part.predictors.tolist()
+
+
+def test_uneven_lengths_pad_little_even_in_attention() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([np.full(64, 16), np.minimum(rng.geometric(1 / 16, 512), 64) - 1])
+    owner = np.concatenate([np.full(64, -1), np.arange(512) // 8])
+    runs = Sequences(np.cumsum(lengths) - lengths, lengths, owner)
+    blocks = list(similar(runs))
+    assert sorted(np.concatenate(blocks).tolist()) == np.flatnonzero(lengths).tolist()
+    cells = sum(len(block) * int(lengths[block].max()) for block in blocks)
+    assert cells <= 1.35 * lengths.sum() and len(blocks) <= 8
+
+
+def test_sequences_of_the_fused_kernel_have_prompts_of_one_length() -> None:
+    lengths = np.array([LONG, LONG + 1, 10, 10, 10])
+    runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, 0, 1, 0]))
+    assert [block.tolist() for block in similar(runs)] == [[1, 0], [2, 4], [3]]

@@ -1,0 +1,33 @@
+"""Which groups reach the trainer: not those whose rewards are all equal, unless a KL term gives them a gradient."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lorad.driver.rewards import Score
+from lorad.driver.session import Session, Weighed
+from lorad.driver.weigh import weigh
+from lorad.spec_text import load_spec
+
+SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, algorithm: {group_size: 2}}"
+REWARDS = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def weighed(*overrides: str) -> Weighed:
+    session = SimpleNamespace(spec=load_spec(SPEC, overrides=overrides))
+    rollout: Any = SimpleNamespace(groups=[[None, None]] * 3)
+    return weigh(cast(Session, session), rollout, [Score(reward) for reward in REWARDS])
+
+
+def test_groups_without_a_gradient_are_dropped_before_the_trainer() -> None:
+    found = weighed()
+    assert found.alive.tolist() == [False, True, False]
+    assert not found.advantages[[0, 1, 4, 5]].any() and found.advantages[[2, 3]].all()
+
+
+@pytest.mark.parametrize("override", ["algorithm.kl.coef=0.1", "algorithm.drop_zero_variance=false"])
+def test_they_are_kept_where_kl_acts_on_them_or_the_spec_says_so(override: str) -> None:
+    assert weighed(override).alive.all()
