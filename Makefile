@@ -1,6 +1,7 @@
 # make demo    a first LoRA RL run on this machine's CPU        make test    every test
 # make check   linters, types, import contracts                make bench   lorad against TRL
 # make kill9   kill everything mid-step, N times               make clean   removes .venv and caches
+# make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -13,7 +14,7 @@ SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 100
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test check lint types contracts format bench kill9 clean
+.PHONY: help setup demo test check lint types contracts format bench bench-scaling bench-curves bench-arrivals kill9 clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -60,6 +61,13 @@ format: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-bench
 	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+
+## One thread, and malloc that keeps its pages, as `make bench` has it: decided before Python starts.
+QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
+	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
+
+bench-scaling bench-curves bench-arrivals: $(VENV)/.ready-bench
+	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
 
 kill9: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --rounds $(N) $(ARGS)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lorad.models.attention import causal
+from lorad.models.attention import causal, masked
 from lorad.models.base import Base
 
 
@@ -91,10 +91,7 @@ class ExtendAttention:
         keys, values = self.cache.layers[layer]
         keys[self.slots, :, self.places] = k
         values[self.slots, :, self.places] = v
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), keys, values, attn_mask=self.mask, enable_gqa=q.shape[2] != k.shape[2]
-        )
-        return out.transpose(1, 2)
+        return masked(q.transpose(1, 2), keys, values, self.mask).transpose(1, 2)
 
 
 class DecodeAttention:

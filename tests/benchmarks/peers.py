@@ -1,65 +1,156 @@
-"""The peer: TRL's GRPOTrainer, and Hugging Face generate, with a PEFT adapter on the same base.
+"""The peers: TRL's GRPOTrainer, and transformers' generate and forward, with a PEFT adapter on the same base.
 
-Switches that would only slow the peer down on this machine are off: gradient checkpointing, bf16, logging, saving.
+Switches that would only slow a peer down on this machine are off: gradient checkpointing, bf16 where fp32 is measured,
+logging, saving, and the end-of-sequence checks where every sample has a fixed length.
 """
 
 from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, TrainerCallback
 
+from lorad.rl.tasks import Problem
 from tests.benchmarks.workload import (
     ALPHA,
-    FORCED_TOKENS,
     GROUP,
     LEARNING_RATE,
     MAX_NEW_TOKENS,
     PROMPTS,
     RANK,
     TINY,
-    WARM_UP,
-    Report,
+    Figures,
     Stopwatch,
-    arguments,
     exact_match,
-    problems_of,
 )
 
-LORA = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+warnings.simplefilter("ignore")  # the peers', not ours to mend
+
+ADAPTER_STD = 0.01
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def lora(rank: int = RANK) -> LoraConfig:
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+
+
+def peft_model(directory: Path, dtype: str = "fp32", rank: int = RANK) -> Any:
+    """The base with a random adapter, in eval mode; samples never end by themselves."""
+    torch.manual_seed(0)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype]), lora(rank)).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=ADAPTER_STD)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@contextmanager
+def mended(model: Any) -> Iterator[None]:
+    """transformers multiplies lm_head with a slice that is not contiguous, row by row with a copy of the weight for
+    each. Within, the slice is made contiguous first: the peer as it could be."""
+    head = model.get_base_model().lm_head
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def generate(model: Any, prompts: Sequence[Sequence[int]] | np.ndarray, new_tokens: int, **options: Any) -> int:
+    """Sample a padded batch; returns the width of what was made."""
+    ids, mask = padded(prompts)
+    output = model.generate(
+        input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=new_tokens, **options
+    )
+    return int(output.shape[1] - ids.shape[1])
+
+
+def padded(prompts: Sequence[Sequence[int]] | np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), int64 [rows, longest], padded on the left."""
+    longest = max(len(row) for row in prompts)
+    ids = torch.tensor([[0] * (longest - len(row)) + [int(token) for token in row] for row in prompts])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
+    return ids, mask
+
+
+def tokenized(problems: Sequence[Problem]) -> list[list[int]]:
+    ids: list[list[int]] = AutoTokenizer.from_pretrained(TINY)([problem.prompt for problem in problems])["input_ids"]
+    return ids
+
+
+class LengthReached(StoppingCriteria):
+    """Ends each row of a batch at a length of its own; transformers pads it from there on."""
+
+    def __init__(self, prompt: int, lengths: Sequence[int]) -> None:
+        self.ends = prompt + torch.tensor(lengths)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return input_ids.shape[1] >= self.ends
 
 
 class TimedTrainer(trl.GRPOTrainer):
-    """Splits a step's CPU time: generation here, the rest of the step in `StepTimes`."""
+    """Splits a step's CPU time: generation here, the whole step in `StepTimes`."""
 
-    def attach(self, report: Report) -> None:
-        self.report = report
+    def attach(self, figures: Figures) -> None:
+        self.figures = figures
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         watch = Stopwatch()
         result = super()._generate(*args, **kwargs)
-        self.report.rollout_seconds.append(watch.lap())
+        self.figures["rollout"].append(watch.lap())
         return result
 
 
 class StepTimes(TrainerCallback):
     """CPU seconds from one step's end to the next one's."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
         self.watch = Stopwatch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.report.step_seconds.append(self.watch.lap())
+        self.figures["step"].append(self.watch.lap())
 
 
-def config(directory: str, steps: int) -> trl.GRPOConfig:
+def trl_steps(problems: Sequence[Problem], steps: int) -> Figures:
+    """CPU seconds of GRPO steps on the tiny base and of their rollouts, and their mean rewards."""
+    figures: Figures = {"step": [], "rollout": [], "reward": []}
+
+    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        scores = exact_match(completions, answer)
+        figures["reward"].append(sum(scores) / len(scores))
+        return scores
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = TimedTrainer(
+            model=AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(TINY, padding_side="left"),
+            reward_funcs=reward,
+            args=trl_config(directory, steps),
+            train_dataset=Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in problems]),
+            peft_config=lora(),
+            callbacks=[StepTimes(figures)],
+        )
+        trainer.attach(figures)
+        trainer.train()
+    return figures
+
+
+def trl_config(directory: str, steps: int) -> trl.GRPOConfig:
+    assert ALPHA == 2 * RANK
     return trl.GRPOConfig(
         output_dir=directory,
         max_steps=steps,
@@ -80,61 +171,3 @@ def config(directory: str, steps: int) -> trl.GRPOConfig:
         save_strategy="no",
         disable_tqdm=True,
     )
-
-
-def steps(count: int) -> Report:
-    """`count` GRPO steps."""
-    report = Report("trl", trl.__version__)
-    problems = [problem for step in range(count + WARM_UP) for problem in problems_of(step)]
-
-    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-        scores = exact_match(completions, answer)
-        report.rewards.append(sum(scores) / len(scores))
-        return scores
-
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = TimedTrainer(
-            model=AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(TINY, padding_side="left"),
-            reward_funcs=reward,
-            args=config(directory, count + WARM_UP),
-            train_dataset=Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in problems]),
-            peft_config=LORA,
-            callbacks=[StepTimes(report)],
-        )
-        trainer.attach(report)
-        trainer.train()
-    del report.step_seconds[:WARM_UP], report.rollout_seconds[:WARM_UP]
-    return report
-
-
-def rollout(count: int) -> Report:
-    """`count` calls of generate: 128 sequences of `FORCED_TOKENS` tokens with the adapter active."""
-    report = Report("trl", trl.__version__)
-    tokenizer = AutoTokenizer.from_pretrained(TINY, padding_side="left")
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), LORA).eval()
-    for call in range(count + WARM_UP):
-        prompts = [p.prompt for p in problems_of(call) for _ in range(GROUP)]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True)
-        inputs.pop("token_type_ids", None)
-        watch = Stopwatch()
-        output = model.generate(
-            **inputs, do_sample=True, top_k=0, max_new_tokens=FORCED_TOKENS, min_new_tokens=FORCED_TOKENS
-        )
-        seconds = watch.lap()
-        made = (output.shape[1] - inputs["input_ids"].shape[1]) * output.shape[0]
-        assert made == PROMPTS * GROUP * FORCED_TOKENS, f"{made} tokens were made"
-        report.tokens_per_second.append(made / seconds)
-    del report.tokens_per_second[:WARM_UP]
-    return report
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")  # the peer's, not ours to mend
-    torch.manual_seed(0)
-    measure, count = arguments()
-    {"step": steps, "rollout": rollout}[measure](count).print()
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from lorad.models.attention import masked
 from lorad.models.ops import apply
 from lorad.trainers.builtin.blocks import Block, Layout
 
@@ -62,15 +63,14 @@ class _Fused(NamedTuple):
     def forward(cls, block: Block, scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Fused]:
         sequences, prefix, queries, _ = block.shape
         q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            q.view(sequences, -1, queries, q.shape[-1]),
-            k.view(sequences, -1, *k.shape[1:]),
-            v.view(sequences, -1, *v.shape[1:]),
-            attn_mask=block.bias if prefix else None,
-            is_causal=not prefix,
-            scale=scale,
-            enable_gqa=q.shape[1] != queries,
-        ).reshape(q.shape)
+        heads = q.view(sequences, -1, queries, q.shape[-1])
+        keys, values = (t.view(sequences, -1, *t.shape[1:]) for t in (k, v))
+        if prefix:
+            out = masked(heads, keys, values, block.bias, scale)
+        else:
+            gqa = q.shape[1] != queries
+            out = F.scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=scale, enable_gqa=gqa)
+        out = out.reshape(q.shape)
         return out.detach(), cls(q, k, v, out)
 
     def backward(self, scale: float, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
