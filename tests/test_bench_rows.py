@@ -1,0 +1,45 @@
+"""The table of `make bench`: every row is measured, and judged the right way round."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from tests.benchmarks.bench import line
+from tests.benchmarks.rows import MEASURES, ROWS, Row
+from tests.benchmarks.table import cells
+
+
+def turns(**figures: list[float]) -> list[dict[str, object]]:
+    return [{"measure": "m", "side": "lorad", "figures": figures, "peak_rss_mb": 100.0}]
+
+
+def judged(row: Row, lorad: float, peer: float) -> tuple[object, str]:
+    made = line(row, turns(lorad=[lorad], peer=[peer]))
+    return made["reached"], cells(made)[4]
+
+
+def row(judgement: str, target: float) -> Row:
+    return Row("what", "m", "lorad", judgement, "peer", target=target, peer_side="lorad")  # type: ignore[arg-type]
+
+
+def test_every_row_is_of_a_measure_that_has_its_sides() -> None:
+    for each in ROWS:
+        assert each.peer_side in MEASURES[each.measure].sides or not each.peer
+    assert {each.measure for each in ROWS} == set(MEASURES)
+
+
+def test_every_measure_is_a_module() -> None:
+    assert all(find_spec(measure.command("lorad")[0]) for measure in MEASURES.values())
+
+
+def test_ratios_are_times_better() -> None:
+    assert judged(row("times less", 2.0), 10.0, 25.0) == (True, "2.50x")
+    assert judged(row("times more", 2.0), 10.0, 25.0) == (False, "0.40x")
+    assert judged(row("share", 0.5), 10.0, 25.0) == (False, "40%")
+    assert judged(row("cost", 1.3), 30.0, 25.0) == (True, "1.20x")
+    assert judged(row("at most", 5.0), 10.0, 25.0)[0] is False
+
+
+def test_the_median_of_all_rounds_counts() -> None:
+    rounds = turns(lorad=[1.0, 2.0, 9.0], peer=[4.0]) + turns(lorad=[2.0, 2.0], peer=[4.0])
+    assert line(row("times less", 2.0), rounds)["lorad"] == 2.0
