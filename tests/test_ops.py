@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lorad.models.base import Base
 from lorad.models.loading import load_base
-from lorad.models.ops import QKNorm, Rope, recomputed, rms_norm, split_rotate, swiglu
+from lorad.models.ops import FEW, QKNorm, Rope, linear, recomputed, rms_norm, split_rotate, swiglu
 from lorad.trainers.builtin import blocks
 from lorad.trainers.builtin.attention import PackedAttention
 from lorad.trainers.builtin.blocks import Layout, Sequences
@@ -129,3 +129,13 @@ def test_a_recomputed_layer_draws_the_same_twice_and_leaves_the_generator_as_onc
         y.sum().backward()
         found.append((y.detach(), x.grad, generator.get_state()))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(700, 400), (400, 700)], ids=["tall", "wide"])
+def test_few_rows_times_a_large_weight_are_what_they_are_with_many(shape: tuple[int, int]) -> None:
+    weight, bias, x = randn(*shape), randn(shape[0], seed=1), randn(FEW + 1, shape[1], seed=2)
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    for rows in range(1, FEW + 2):
+        with torch.no_grad():
+            y = linear(x[:rows], weight, bias)
+        assert y.is_contiguous() and (y - expected[:rows]).abs().max() < 1e-4

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lorad.models.attention import Attention
 from lorad.models.base import Base, Layer
 from lorad.models.lora import LoraApply
-from lorad.models.ops import QKNorm, Rope, rms_norm, split_rotate, swiglu
+from lorad.models.ops import QKNorm, Rope, linear, rms_norm, split_rotate, swiglu
 
 LayerForward = Callable[[Tensor], Tensor]
 """One layer: [tokens, hidden] to the same."""
@@ -83,5 +83,5 @@ def _feed_forward(base: Base, index: int, layer: Layer, x: Tensor, lora: LoraApp
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, group: str, lora: LoraApply | None) -> Tensor:
-    y = F.linear(x, weight, bias)
+    y = linear(x, weight, bias)
     return y if lora is None else lora.apply(layer, group, x, y)

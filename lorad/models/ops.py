@@ -41,6 +41,28 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
+FEW, LARGE = 4, 1 << 18  # rows; numbers in a weight that has to come from memory each time
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [rows, in] times weight [out, in] transposed, plus bias: contiguous [rows, out]."""
+    is_bound_by_memory = len(x) <= FEW and weight.numel() >= LARGE
+    if is_bound_by_memory and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled():
+        y = _few_rows(x, weight)
+        return y if bias is None else y.add_(bias)
+    return F.linear(x, weight, bias)
+
+
+def _few_rows(x: Tensor, weight: Tensor) -> Tensor:
+    """One to four float32 rows on a CPU: two or four of them are up to three times faster than one or three, and tall
+    weights than wide ones, when the weight comes first (figures: tests/benchmarks/NOTES.md).
+    """
+    rows, (out, into) = len(x), weight.shape
+    even = torch.cat([x, x[:1]]) if rows % 2 else x
+    y = torch.mm(weight, even.t()).t() if out >= into or rows <= 2 else F.linear(even, weight)
+    return y[:rows].contiguous()
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm (arXiv 1910.07467) over the last dimension."""
     return apply(_RmsNorm, x, weight, eps) if x.requires_grad else F.rms_norm(x, x.shape[-1:], weight, eps)
