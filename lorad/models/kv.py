@@ -49,8 +49,10 @@ class KVCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
         """Copy the first `span` tokens of slots `sources` over those of `targets`."""
+        device = self.layers[0].device
+        holes, movers = torch.tensor(targets, device=device), torch.tensor(sources, device=device)
         for layer in self.layers:
-            layer[:, list(targets), :, :span] = layer[:, list(sources), :, :span]
+            layer[:, holes, :, :span] = layer[:, movers, :, :span]
 
     def fill(self, start: int, other: KVCache, rows: Tensor) -> None:
         """Slots from `start` on become copies of the slots `rows` (int64) of another: one prompt, many samples."""

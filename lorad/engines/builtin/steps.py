@@ -40,7 +40,7 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger) -> Stepper:
-    return GraphedSteps(models, capture) if models.base.device.type == "cuda" else EagerSteps(models)
+    return GraphedSteps(models, CudaGraphs()) if models.base.device.type == "cuda" else EagerSteps(models)
 
 
 def distinct(loras: Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
@@ -134,20 +134,26 @@ def _kept(table: OrderedDict[K, V], key: K, most: int) -> V:
     return table[key]
 
 
-def capture(run: Callable[[], Result]) -> Callable[[], Result]:
-    """A CUDA graph of `run`."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = run()
+class CudaGraphs:
+    """Captures steps. All share one pool of memory: they never run at once, and results are read before the next."""
 
-    def replay() -> Result:
-        graph.replay()
-        return result
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
 
-    return replay
+    def __call__(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        """A replay of `run`, which is run twice before it is captured: kernels are chosen and libraries set up then."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            result = run()
+
+        def replay() -> Result:
+            graph.replay()
+            return result
+
+        return replay
