@@ -1,0 +1,70 @@
+"""The builtin engine and trainer keep their rules on a CUDA device as well. Skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lorad.engines.base import Engine
+from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.engine import BuiltinEngine
+from lorad.models.base import Base
+from lorad.models.compute import Compute
+from lorad.models.directory import linear_shapes, resolve
+from lorad.models.loading import load_base
+from lorad.models.merge import Merger
+from lorad.trainers.base import Trainer
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.conformance.engine_suite import EngineSuite, Shapes
+from tests.conformance.trainer_kit import MakeTrainer
+from tests.conformance.trainer_suite import TrainerSuite
+from tests.test_decode_batch import call, finish, same, version
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+TINY, GPU = resolve("builtin:tiny"), torch.device("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def gpu_base() -> Base:
+    return load_base(TINY, torch.float32, GPU)
+
+
+class TestEngine(EngineSuite):
+    @pytest.fixture
+    def shapes(self, gpu_base: Base) -> Shapes:
+        return linear_shapes(gpu_base.config)
+
+    @pytest.fixture
+    async def engine(self, gpu_base: Base) -> AsyncIterator[Engine]:
+        compute = Compute()
+        engine = BuiltinEngine(gpu_base, compute, TINY, cache_bytes=1 << 28)
+        yield engine
+        await engine.close()
+        compute.close()
+
+
+class TestTrainer(TrainerSuite):
+    @pytest.fixture
+    def make_trainer(self, base: Path) -> Iterator[MakeTrainer]:
+        threads: list[Compute] = []
+
+        async def make() -> Trainer:
+            threads.append(Compute())
+            return BuiltinTrainer(load_base(base, torch.float32, GPU), threads[-1], str(base))
+
+        yield make
+        for compute in threads:
+            compute.close()
+
+
+def test_captured_steps_give_what_a_cpu_gives(gpu_base: Base) -> None:
+    cpu = Merger(load_base(TINY, torch.float32, torch.device("cpu")))
+    made = []
+    for models in (Merger(gpu_base), cpu):
+        batch = DecodeBatch(models, 64, 1 << 28)
+        made.append(finish(batch, *(call(version(models.base, seed, rank=seed), [3, 2]) for seed in (2, 3))))
+    assert same(*made)
