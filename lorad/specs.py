@@ -181,7 +181,7 @@ class Spec(Part, frozen=True):
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
     seed: Seed = 0
-    deterministic: bool = True  # no batch is shared with other calls: bit for bit the same on the CPU
+    deterministic: bool | None = None  # no batch is shared with other calls: bit for bit the same; None: on a CPU
     model: Model = Model()
     lora: Lora = Lora()
     algorithm: Algorithm = Algorithm()

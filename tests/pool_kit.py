@@ -118,8 +118,8 @@ def learn(connection: Connection, seed: int = 0, lr: float = 1e-3) -> Stepped:
 
 
 def generate(connection: Connection, version: str, tokens: int = 8, verb: str = "generate") -> list[Chunk]:
-    *chunks, _ = connection.stream(verb, Generate(version, prompts(), Sampling(max_new_tokens=tokens)))
-    return chunks
+    *items, _ = connection.stream(verb, Generate(version, prompts(), Sampling(max_new_tokens=tokens)))
+    return [chunk for item in items for chunk in item.split(prompts())]
 
 
 def texts(chunks: list[Chunk]) -> dict[tuple[str, int], list[int]]:

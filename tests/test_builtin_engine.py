@@ -1,11 +1,15 @@
-"""What only the builtin engine promises: bit-equal repeats, its sampler's distribution, batches that fill and drain."""
+"""What only the builtin engine promises: bit-equal repeats, batches that fill and drain, a budget that calls share."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,18 +18,20 @@ from transformers import Qwen3ForCausalLM
 
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource
+from lorad.engines.builtin import calls
+from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.engines.builtin.sampler import Steps, draw, keys_of, mix, parameters_of, sample, uniforms
+from lorad.engines.builtin.versions import Held
 from lorad.errors import NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, resolve
+from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, Sampling
 from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt, random_adapter
 
 TINY = resolve("builtin:tiny")
-MASK = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
@@ -50,71 +56,6 @@ async def engine(base: Base, compute: Compute) -> AsyncIterator[BuiltinEngine]:
 async def load(engine: BuiltinEngine, base: Base, name: str, seed: int = 1) -> None:
     adapter = random_adapter(linear_shapes(base.config), seed)
     await engine.load(name, AdapterSource(adapter.digest(), adapter=adapter))
-
-
-def splitmix64(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def test_mix_is_splitmix64() -> None:
-    values = [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
-    mixed = mix(torch.from_numpy(np.array(values, np.uint64).view(np.int64)))
-    assert mixed.numpy().view(np.uint64).tolist() == [splitmix64(value) for value in values]
-    assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first output of the published generator, seed 0
-
-
-def test_uniforms_are_even_and_uncorrelated_along_seeds_and_positions() -> None:
-    keys = mix(torch.arange(400))
-    grid = uniforms(keys[:, None], torch.arange(50)[None, :])
-    assert grid.min() >= 0 and grid.max() < 1
-    counts = torch.histc(grid.float(), 20, 0, 1)
-    assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi-square, 19 degrees of freedom, p < 0.001
-    for axis in (0, 1):
-        shifted = torch.roll(grid, 1, axis)
-        assert abs(float(((grid - 0.5) * (shifted - 0.5)).mean())) * 12 < 0.03
-
-
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
-    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0, 0.0]]).expand(4, -1)
-    uniform = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert draw(probabilities, uniform).tolist() == [1, 3, 3, 3]
-
-
-def draws(logits: torch.Tensor, sampling: Sampling, count: int = 20000) -> tuple[torch.Tensor, torch.Tensor]:
-    """(frequency, logprob) of each token; frequencies from `count` seeds."""
-    keys, counts = keys_of(np.arange(count, dtype=np.uint64)), torch.zeros(count, dtype=torch.int64)
-    steps, parameters = Steps.of([sampling]), parameters_of([sampling] * count)
-    tokens, logprobs = sample(logits.expand(count, -1), keys, counts, parameters, steps)
-    known = torch.full_like(logits, float("nan")).index_put((tokens,), logprobs)
-    return torch.bincount(tokens, minlength=len(logits)) / count, known
-
-
-LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5])
-
-
-@pytest.mark.parametrize(
-    ("sampling", "kept"),
-    [
-        (Sampling(1), [0, 1, 2, 3, 4]),
-        (Sampling(1, temperature=0.5), [0, 1, 2, 3, 4]),
-        (Sampling(1, top_k=2), [0, 4]),
-        (Sampling(1, top_p=0.6), [0, 4]),
-        (Sampling(1, top_k=3, top_p=0.9), [0, 1, 4]),
-        (Sampling(1, top_k=2, top_p=0.55), [0]),  # 0.46 of all mass, but 0.62 of what top_k leaves
-        (Sampling(1, top_p=1e-6), [0]),
-        (Sampling(1, temperature=0.0), [0]),
-    ],
-    ids=["plain", "cold", "top-k", "top-p", "top-k-then-top-p", "top-p-of-top-k", "tiny-top-p", "greedy"],
-)
-def test_tokens_follow_the_distribution_that_was_asked_for(sampling: Sampling, kept: list[int]) -> None:
-    scaled = torch.log_softmax(LOGITS / (sampling.temperature or 1.0), -1)
-    expected = torch.zeros(5).index_put((torch.tensor(kept),), scaled[kept].exp())
-    frequency, logprobs = draws(LOGITS, sampling)
-    assert (frequency - expected / expected.sum()).abs().max() < 0.012
-    assert set(frequency.nonzero()[:, 0].tolist()) == set(kept)
-    assert (logprobs[kept] - scaled[kept]).abs().max() < 1e-6  # before truncation
 
 
 async def test_the_same_call_gives_the_same_bits_whatever_else_runs(engine: BuiltinEngine, base: Base) -> None:
@@ -234,3 +175,93 @@ async def test_a_version_that_is_leaving_takes_no_new_calls(engine: BuiltinEngin
     await engine.abort("r")
     assert [chunk.finish async for chunk in stream][-1] == "abort"
     await leaving
+
+
+@pytest.mark.parametrize("seconds", [calls.GATHER_SECONDS, 0.0])
+async def test_samples_that_nobody_streams_come_whole_and_the_same(
+    engine: BuiltinEngine, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(calls, "GATHER_SECONDS", seconds)
+    prompts = [prompt(seeds=range(4))]
+    whole = msgspec.structs.replace(LONG, stream=False)
+    chunks = [chunk async for chunk in engine.generate("whole", BASE, prompts, whole)]
+    assert len(chunks) == 4 and all(chunk.finish for chunk in chunks)
+    streamed = await complete(engine, BASE, prompts, LONG)
+    assert {(c.prompt, c.index): c.tokens.tolist() for c in chunks} == {key: made[0] for key, made in streamed.items()}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_ended_sample_is_told_at_once_only_where_somebody_streams(stream: bool) -> None:
+    held = Held("run@1", "", None)
+    call = calls.Call("r", held, [prompt(seeds=range(2))], Sampling(max_new_tokens=1, stream=stream), None)
+    assert call.report(time.monotonic()) in (None, [])
+    call.samples[0].push(5, -1.0)
+    first = call.report(time.monotonic())
+    assert (first is not None) == stream
+    call.samples[1].push(6, -2.0)
+    last = call.report(time.monotonic())
+    assert last is not None and len([*(first or []), *last]) == 2 and call.ended
+    assert call.more() == 2
+
+
+async def test_samples_that_nobody_streams_are_counted_and_aborted_like_others(engine: BuiltinEngine) -> None:
+    whole = msgspec.structs.replace(LONG, stream=False)
+
+    async def finishes() -> list[str | None]:
+        return [chunk.finish async for chunk in engine.generate("r", BASE, [prompt(seeds=range(4))], whole)]
+
+    task = asyncio.create_task(finishes())
+    async with asyncio.timeout(60):
+        while not (await engine.health()).running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await engine.abort("r")
+    assert await task == ["abort"] * 4
+    assert (await engine.health()).tokens_per_second > 0
+
+
+async def test_a_call_that_comes_as_another_fails_is_served(
+    base: Base, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = BuiltinEngine(base, compute, TINY, mix_calls=True)
+    reached, go, steps = threading.Event(), threading.Event(), itertools.count()
+    step = DecodeBatch._step
+
+    def fails_once(batch: DecodeBatch) -> None:
+        if next(steps) == 2:
+            reached.set()
+            go.wait(30)
+            raise MemoryError("no memory")
+        step(batch)
+
+    monkeypatch.setattr(DecodeBatch, "_step", fails_once)
+    first = asyncio.create_task(complete(engine, BASE, [prompt()], SHORT))
+    await asyncio.to_thread(reached.wait)
+    second = asyncio.create_task(complete(engine, BASE, [prompt()], SHORT))
+    await asyncio.sleep(0)  # it waits to join the batch
+    go.set()
+    with pytest.raises(MemoryError):
+        await first
+    assert len(await second) == 1
+
+
+async def test_calls_with_batches_of_their_own_share_one_budget(base: Base, compute: Compute) -> None:
+    engine = BuiltinEngine(base, compute, TINY, cache_bytes=450 * bytes_per_token(base), mix_calls=False)
+    held: list[int] = []
+    resize = KVCache.resize
+
+    def watched(cache: KVCache, slots: int, length: int, used: int) -> None:
+        resize(cache, slots, length, used)
+        held.append(sum(batch.cache.slots * batch.cache.length for batch in engine._tasks))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVCache, "resize", watched)
+        calls = (complete(engine, BASE, [prompt(seeds=[1, 2])], LONG, request=str(n)) for n in range(4))
+        made = await asyncio.gather(*calls)
+    assert 300 < max(held) <= 450 and all(one == made[0] for one in made)
+    await engine.close()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(4, temperature=float("nan")), Sampling(4, stop=("",)), Sampling(0)])
+async def test_sampling_that_means_nothing_is_refused(engine: BuiltinEngine, sampling: Sampling) -> None:
+    with pytest.raises(ValueError, match=r"temperature|stop"):
+        await complete(engine, BASE, [prompt()], sampling)

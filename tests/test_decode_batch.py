@@ -13,7 +13,7 @@ from lorad.engines.builtin import decode
 from lorad.engines.builtin.calls import Call, Sample
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
-from lorad.engines.builtin.steps import GraphedSteps, Result
+from lorad.engines.builtin.steps import Result
 from lorad.engines.builtin.versions import Held
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
@@ -171,27 +171,49 @@ def test_the_prefix_cache_keeps_to_its_budget_and_forgets_the_least_used(models:
     assert prefilled == [len(LONG_PROMPT) + 1] * 3
 
 
-def test_padded_and_replayed_steps_give_what_exact_ones_give(models: Merger) -> None:
-    """On a GPU steps are captured; here each is run again, on the same fixed tensors."""
-    helds = [version(models.base, 1, rank=2), version(models.base, 2, rank=6), NEVER]
-    graphed, plain = DecodeBatch(models, 64, ENOUGH), DecodeBatch(models, 64, ENOUGH)
-    graphed.stepper = steps = GraphedSteps(models, lambda run: (run(), run)[1])
-    work = [[call(held, [3, 2], stops=40) for held in helds] for _ in range(2)]
-    assert same(finish(graphed, *work[0]), finish(plain, *work[1]))
-    assert {shape.rows for shape, _ in steps.graphs} > {2, 4}
+def test_a_long_row_keeps_its_tokens_when_many_short_ones_join(models: Merger) -> None:
+    few = DecodeBatch(models, 256, 10_000 * bytes_per_token(models.base))
+    long = tuple(4 + n % 60 for n in range(1000))
+    work = [[call(counts=[1], new=40, start=long), call(counts=[4] * 50, new=40)] for _ in range(2)]
+    few.join(work[0][0])
+    few.run(0)
+    made = [*finish(few, work[0][1]), *work[0][0].samples]
+    finish(DecodeBatch(models, 256, ENOUGH), *work[1])
+    assert same(made, [*work[1][1].samples, *work[1][0].samples])
 
 
-def test_rows_that_run_idly_stay_in_their_slots(models: Merger) -> None:
-    graphed, plain = DecodeBatch(models, 64, ENOUGH), DecodeBatch(models, 64, ENOUGH)
-    graphed.stepper = GraphedSteps(models, lambda run: run)
-    for count in (4, 3):
-        assert same(finish(graphed, call(counts=[count], new=100)), finish(plain, call(counts=[count], new=100)))
+def test_what_one_version_spoils_reaches_no_other(models: Merger) -> None:
+    batch, bad = DecodeBatch(models, 64, ENOUGH), version(models.base, 1)
+    assert bad.lora is not None
+    for _, b in bad.lora.pairs.values():
+        b.mul_(1e25)
+    spoilt, stays, comes = (
+        call(bad, [4], 20, start=LONG_PROMPT),
+        call(counts=[1], new=60),
+        call(counts=[4], start=LONG_PROMPT),
+    )
+    batch.join(spoilt)
+    batch.join(stays)
+    while spoilt in batch.calls:
+        batch.run(0)
+    assert all(one.is_spoilt for one in spoilt.samples)
+    made = [*finish(batch, comes), *stays.samples]
+    assert same(
+        made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[4], start=LONG_PROMPT), call(counts=[1], new=60))
+    )
 
 
-def test_a_replayed_step_serves_the_version_that_was_bound_last(models: Merger) -> None:
-    graphed, plain = DecodeBatch(models, 64, ENOUGH), DecodeBatch(models, 64, ENOUGH)
-    graphed.stepper = steps = GraphedSteps(models, lambda run: run)
-    for seed in (1, 2, 3):
-        held = version(models.base, seed)
-        assert same(finish(graphed, call(held, [4])), finish(plain, call(held, [4])))
-    assert len(steps.banks) == 1
+def test_the_same_tensors_with_another_alpha_share_no_prompt(models: Merger, prefilled: list[int]) -> None:
+    batch, held = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH)), version(models.base, 1)
+    adapter = random_adapter(linear_shapes(models.base.config), 1)
+    halved = Held("run@2", held.digest, FrozenLora(models.base, adapter.tensors, adapter.config.scale / 2))
+    for one in (held, halved):
+        finish(batch, call(one, counts=[1], start=LONG_PROMPT))
+    assert prefilled[0] == prefilled[1]
+
+
+def test_of_a_prompt_larger_than_the_prefix_cache_the_beginning_stays(models: Merger, prefilled: list[int]) -> None:
+    batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(2 * BLOCK * bytes_per_token(models.base)))
+    for _ in range(2):
+        finish(batch, call(counts=[1], start=LONG_PROMPT))
+    assert prefilled[0] - prefilled[1] == 2 * BLOCK

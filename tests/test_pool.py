@@ -112,8 +112,8 @@ def test_an_adapter_that_is_not_finite_changes_nothing(run: Connection, tmp_path
 
 def test_thousands_of_prompts_travel_in_one_call(run: Connection) -> None:
     many = Generate("base", prompts(3000, samples=1), Sampling(max_new_tokens=1))
-    *chunks, done = run.stream("generate", many)
-    assert done.samples == 3000 and len({chunk.prompt for chunk in chunks}) == 3000
+    *items, done = run.stream("generate", many)
+    assert done.samples == 3000 and len({chunk.prompt for item in items for chunk in item.split(many.prompts)}) == 3000
 
 
 def test_version_numbers_only_grow(run: Connection, tmp_path: Path) -> None:
@@ -239,3 +239,10 @@ def test_tokens_outside_the_vocabulary_never_reach_the_device(run: Connection) -
     with pytest.raises(LoradError, match=r"token ids outside 0\.\.127"):
         run.call("forward_backward", bad)
     assert learn(run).applied
+
+
+def test_samples_that_nobody_streams_come_in_one_piece(run: Connection) -> None:
+    streamed = Sampling(max_new_tokens=8)
+    *items, done = run.stream("generate", Generate("base", prompts(), msgspec.structs.replace(streamed, stream=False)))
+    assert len(items) == 1 and done.samples == 16
+    assert texts(list(items[0].split(prompts()))) == texts(generate(run, "base"))

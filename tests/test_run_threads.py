@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from lorad.config import Config
 from lorad.daemon.context import Context, run_dir
+from lorad.daemon.devices import Device
 from lorad.daemon.handlers.generate import pool_for
+from lorad.daemon.pool import setup_for
 from lorad.daemon.runtime import FILE
 from lorad.daemon.views import pool_view
 from lorad.machine import Machine
+from lorad.specs import convert
 from lorad.states import Move
 from lorad.store import runs
 from tests.daemon_world import behave, pid_of, reconciling, submit, until, until_state, want
@@ -203,3 +207,14 @@ def test_doctor_tells_what_pools_would_get_have_and_why() -> None:
         assert (facts["threads"], facts["wait_policy"], facts["malloc"]) == (1, "passive", {})
         assert facts["reasons"]["threads"] == {"source": "spec", "text": "pool.threads"}
         assert "pool tiny-1" in made.lorad("doctor").stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "given"), [("cpu", None, True), ("cuda:0", None, False), ("cuda:0", True, True)]
+)
+def test_a_run_is_deterministic_when_asked_to_and_by_itself_on_a_cpu(
+    device: str, asked: bool | None, given: bool
+) -> None:
+    spec = convert({} if asked is None else {"deterministic": asked})
+    setup = setup_for(spec, Config(), Device(device, "", 1 << 30), model_path="/m", dtype="float32", threads=1)
+    assert setup.deterministic is given

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import GemmaConfig, Qwen3Config, Qwen3ForCausalLM
 
 from lorad.models.directory import resolve
 from lorad.protocol.journal import lineage, read
@@ -165,9 +165,9 @@ def test_a_model_directory_of_transformers_trains(made: World) -> None:
 
 
 def test_another_architecture_is_refused_by_its_name(made: World) -> None:
-    a_model(made.root / "llama")
-    LlamaConfig(architectures=["LlamaForCausalLM"]).save_pretrained(made.root / "llama")
-    assert "LlamaForCausalLM" in made.lorad("run", made.spec(), "model.path=llama", expect=2).stderr
+    a_model(made.root / "gemma")
+    GemmaConfig(architectures=["GemmaForCausalLM"]).save_pretrained(made.root / "gemma")
+    assert "GemmaForCausalLM" in made.lorad("run", made.spec(), "model.path=gemma", expect=2).stderr
 
 
 def test_generate_in_the_middle_and_a_fresh_pool_change_nothing(made: World) -> None:

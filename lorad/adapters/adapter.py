@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
-from safetensors.numpy import save
+
+from lorad.adapters.tensors import serialized
+
+T = TypeVar("T")
 
 PEFT_PREFIX = "base_model.model."
 
@@ -34,8 +38,11 @@ class AdapterConfig(Struct, frozen=True):
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
-class Adapter(Struct, frozen=True):
-    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made."""
+class Adapter(Struct, frozen=True, dict=True):
+    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made.
+
+    What costs a pass over all numbers is computed once, unless some array could still be written to.
+    """
 
     config: AdapterConfig
     tensors: Mapping[str, np.ndarray]
@@ -44,11 +51,33 @@ class Adapter(Struct, frozen=True):
     def bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
 
-    def serialized(self) -> builtins.bytes:
-        """The bytes of `adapter_model.safetensors`, keys with PEFT's prefix: equal tensors give equal bytes."""
-        tensors = {PEFT_PREFIX + name: self.tensors[name] for name in sorted(self.tensors)}
-        return save(tensors, metadata={"format": "pt"})
+    @property
+    def is_known(self) -> bool:
+        """Whether `digest` and `is_finite` cost nothing any more."""
+        return {"_sha256", "_finite"} <= self.__dict__.keys()
+
+    def parts(self) -> list[builtins.bytes | memoryview]:
+        """`adapter_model.safetensors` in order, keys with PEFT's prefix: equal tensors give equal bytes."""
+        return serialized({PEFT_PREFIX + name: tensor for name, tensor in self.tensors.items()})
 
     def digest(self) -> str:
-        """sha256 (hex) of `serialized()`: what `sha256sum adapter_model.safetensors` prints."""
-        return hashlib.sha256(self.serialized()).hexdigest()
+        """sha256 (hex) of `parts()`: what `sha256sum adapter_model.safetensors` prints."""
+        return self._once("_sha256", self._hashed)
+
+    def is_finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return self._once("_finite", lambda: all(bool(np.isfinite(t).all()) for t in self.tensors.values()))
+
+    def _hashed(self) -> str:
+        whole = hashlib.sha256()
+        for part in self.parts():
+            whole.update(part)
+        return whole.hexdigest()
+
+    def _once(self, what: str, compute: Callable[[], T]) -> T:
+        if any(tensor.flags.writeable for tensor in self.tensors.values()):
+            return compute()
+        if what not in self.__dict__:
+            self.__dict__[what] = compute()
+        found: T = self.__dict__[what]
+        return found

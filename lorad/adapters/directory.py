@@ -49,17 +49,20 @@ class Manifest(Struct, frozen=True):
         return sum(file.bytes for file in self.files.values())
 
 
-def write_directory(final: Path, write: Callable[[Path], None], facts: Mapping[str, Any] | None = None) -> Manifest:
+def write_directory(
+    final: Path, write: Callable[[Path], Mapping[str, FileFact] | None], facts: Mapping[str, Any] | None = None
+) -> Manifest:
     """Make `final` with what `write` puts into the directory that it is given.
 
+    Of the files that `write` tells about, nothing is read again: it hashed the bytes that it wrote.
     Raises Conflict when `final` exists, StorageError when the disk does not take it, and whatever `write` raises; then
     nothing is left behind.
     """
     temporary = begin(final)
     try:
         with _storage(final):
-            write(temporary)
-        return commit(temporary, final, facts)
+            known = write(temporary)
+        return commit(temporary, final, facts, known)
     except BaseException:
         discard(temporary)
         raise
@@ -75,14 +78,22 @@ def begin(final: Path) -> Path:
     return temporary
 
 
-def commit(temporary: Path, final: Path, facts: Mapping[str, Any] | None = None) -> Manifest:
+def commit(
+    temporary: Path,
+    final: Path,
+    facts: Mapping[str, Any] | None = None,
+    known: Mapping[str, FileFact] | None = None,
+) -> Manifest:
     """Make `temporary` durable and turn it into `final`. Raises Conflict, StorageError; `temporary` stays then."""
     _refuse_existing(final)
     with _storage(final):
-        manifest = _sealed({name: _fact(temporary / name) for name in sorted(_files(temporary))}, dict(facts or {}))
+        told = known or {}
+        names, directories = _walk(temporary)
+        files = {name: told.get(name) or _fact(temporary / name) for name in sorted(names)}
+        manifest = _sealed(files, dict(facts or {}))
         (temporary / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-        for path in (*temporary.rglob("*"), temporary):
-            fsync(path)
+        for name in (*names, MANIFEST, *directories):
+            fsync(temporary / name)
         temporary.rename(final)
         fsync(final.parent)
     return manifest
@@ -110,7 +121,7 @@ def read_manifest(directory: Path) -> Manifest:
 def verify(directory: Path) -> None:
     """Re-hash every file. Raises IntegrityError naming the first that is missing, changed or unknown."""
     manifest = read_manifest(directory)
-    there = set(_files(directory)) - {MANIFEST}
+    there = set(_walk(directory)[0]) - {MANIFEST}
     for name, fact in manifest.files.items():
         if name not in there:
             raise IntegrityError(f"{directory / name}: missing", hint=_ELSEWHERE)
@@ -141,13 +152,24 @@ def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:
     return Manifest(files=files, facts=facts, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _files(directory: Path) -> Iterator[str]:
-    """Paths of regular files below; raises IntegrityError for a link, which would escape the manifest."""
-    for path in directory.rglob("*"):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise IntegrityError(f"{path}: neither a file nor a directory", hint="Replace it by the file itself.")
-        if path.is_file():
-            yield path.relative_to(directory).as_posix()
+def _walk(directory: Path) -> tuple[list[str], list[str]]:
+    """Files and directories below, by their paths from here, the directory itself (".") the last.
+
+    Raises IntegrityError for a link, which would escape the manifest.
+    """
+    files, directories = [], []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                files.append(entry.name)
+            elif entry.is_dir(follow_symlinks=False):
+                below = _walk(directory / entry.name)
+                files += [f"{entry.name}/{name}" for name in below[0]]
+                directories += [f"{entry.name}/{name}" for name in below[1]]
+            else:
+                what = "neither a file nor a directory"
+                raise IntegrityError(f"{entry.path}: {what}", hint="Replace it by the file itself.")
+    return files, [*directories, "."]
 
 
 def _fact(path: Path) -> FileFact:

@@ -6,15 +6,18 @@ load adapters with wrong ranks, missing halves or unknown parts without a word a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
+from lorad.adapters.directory import FileFact
 from lorad.adapters.targets import entry_matches, leaf
 from lorad.adapters.tensors import read_tensors
 from lorad.errors import AdapterRefused
@@ -43,10 +46,18 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
-def write_peft(adapter: Adapter, directory: Path, base_model: str) -> None:
-    """Write the two files of `adapter` into an existing directory; `base_model` is what users load it on."""
-    (directory / WEIGHTS).write_bytes(adapter.serialized())
-    (directory / CONFIG).write_text(json.dumps(_config(adapter.config, base_model), indent=2, sort_keys=True) + "\n")
+def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, FileFact]:
+    """Write the two files of `adapter` into an existing directory; `base_model` is what users load it on.
+
+    What was written, for `write_directory`.
+    """
+    config = _config_file(adapter.config, base_model)
+    with (directory / WEIGHTS).open("wb") as file:
+        file.writelines(adapter.parts())
+        size = file.tell()
+    (directory / CONFIG).write_bytes(config)
+    sha256 = hashlib.sha256(config).hexdigest()
+    return {WEIGHTS: FileFact(adapter.digest(), size), CONFIG: FileFact(sha256, len(config))}
 
 
 def read_peft(directory: Path) -> Adapter:
@@ -71,6 +82,12 @@ def read_peft(directory: Path) -> Adapter:
         ),
         tensors={name: named[name] for name in sorted(named)},
     )
+
+
+@cache
+def _config_file(config: AdapterConfig, base_model: str) -> bytes:
+    """The same for every version of a run."""
+    return json.dumps(_config(config, base_model), indent=2, sort_keys=True).encode() + b"\n"
 
 
 def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:

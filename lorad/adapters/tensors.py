@@ -1,4 +1,4 @@
-"""Reading a safetensors file that somebody else wrote: every claim of its header is checked before it is believed.
+"""safetensors files: writing one, and reading one that somebody else wrote, of whose header every claim is checked.
 
 Format: 8 bytes little-endian header length, JSON header, data; see the safetensors project's README. Unlike
 `safetensors.numpy`, this reads bfloat16.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,35 @@ from lorad.errors import AdapterRefused
 
 HEADER_LIMIT = 32 << 20  # bytes; 14 thousand tensors of a large mixture of experts need 5 MiB
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16"}
+ALIGNMENT = 8  # bytes; the data begins at a multiple
 DAMAGED = "the file is damaged or incomplete: copy or export it again"
 
 
+def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
+    """The parts of a file with these tensors: byte for byte what `safetensors.numpy.save` makes, without a copy."""
+    header, names = _header(tuple((name, tensor.dtype.str, tensor.shape) for name, tensor in tensors.items()))
+    return [header, *(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data for name in names)]
+
+
+@lru_cache
+def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, list[str]]:
+    """The beginning of the file, and the names in the order of their data. layout: (name, dtype, shape) of each."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape in sorted(layout, key=lambda entry: (-np.dtype(entry[1]).itemsize, entry[0])):
+        start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text, list(header)[1:]
+
+
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of `path` as a fp32 array of its own. Raises AdapterRefused that names the file and the tensor."""
+    """Every tensor of `path` as a fp32 array that cannot be written to.
+
+    Raises AdapterRefused that names the file and the tensor.
+    """
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
@@ -87,5 +113,7 @@ def _array(entry: Any, data: memoryview) -> np.ndarray:
         bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         values = bits.view(np.float32)
     else:
-        values = np.frombuffer(data, "<f4" if entry["dtype"] == "F32" else "<f2").astype(np.float32)
+        values = np.frombuffer(data, "<f4" if entry["dtype"] == "F32" else "<f2")
+        values = np.require(values, np.float32, "A")
+    values.flags.writeable = False
     return values.reshape(entry["shape"])

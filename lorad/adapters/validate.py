@@ -22,6 +22,14 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
     """
     wanted = expected_shapes(adapter.config, shapes)
     _check_keys(adapter, wanted)
+    _check_shapes(adapter, wanted)
+    if not adapter.is_finite():
+        name = next(name for name in wanted if not np.isfinite(adapter.tensors[name]).all())
+        bad = _count(adapter.tensors[name])
+        _refuse(f"{name} holds {bad}", "lower the learning rate, or start from an earlier version")
+
+
+def _check_shapes(adapter: Adapter, wanted: Mapping[str, tuple[int, int]]) -> None:
     for name, shape in wanted.items():
         tensor = adapter.tensors[name]
         if tensor.shape != shape:
@@ -30,8 +38,6 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
             )
         if tensor.dtype != np.float32:
             _refuse(f"{name} is {tensor.dtype}, not float32", "export it in fp32")
-        if not np.isfinite(tensor).all():
-            _refuse(f"{name} holds {_count(tensor)}", "lower the learning rate, or start from an earlier version")
 
 
 def expected_shapes(config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

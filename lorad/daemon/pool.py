@@ -109,7 +109,7 @@ def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dt
         mode="fused" if spec.pool.mode == "auto" else spec.pool.mode,
         threads=threads,
         device=device.name,
-        deterministic=spec.deterministic,
+        deterministic=on_cpu if spec.deterministic is None else spec.deterministic,
         memory_fraction=spec.pool.memory_fraction,
         trainer_class=trainer.trainer,
         engine_class=engine.engine,

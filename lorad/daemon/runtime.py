@@ -38,7 +38,7 @@ class Kept(Struct, frozen=True):
 def runtime_of(ctx: Context, run: Row, device: Device) -> Runtime:
     """What the next attempt of a run asks for. Raises MsgspecError when the run's file is damaged."""
     spec = spec_of(run)
-    fixed = fixed_threads(ctx, run) if spec.deterministic else None
+    fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
     return choose_runtime(request_of(run).parameters, ctx.machine(), device.name, overrides)
 

@@ -57,7 +57,7 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
         "logprob_difference_max": first.sampler_difference_max,
         "response_length": float(np.mean([s.tokens.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
-        "zero_variance_groups": float(sum(1 for g in np.split(weighed.rewards, len(rollout.groups)) if np.ptp(g) == 0)),
+        "zero_variance_groups": float(weighed.flat.sum()),
         "failed_rewards": float(sum(s.value is None for s in weighed.scores)),
         "tokens": float(rollout.tokens),
         "tokens_per_second": rollout.tokens / max(seconds.get("sample", 0.0), 1e-9),

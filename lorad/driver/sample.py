@@ -35,6 +35,7 @@ def sampling(session: Session, *, greedy: bool = False) -> Sampling:
         top_k=0 if greedy else rollout.top_k,
         stop_token_ids=tuple(session.tokenizer.eos_ids),
         stop=tuple(rollout.stop),
+        stream=False,
     )
 
 
@@ -42,12 +43,13 @@ def complete(session: Session, examples: Sequence[Example], n: int, how: Samplin
     """`n` samples of each example by the current version, in order."""
     prompts = _prompts(session, examples, n)
     parts: dict[tuple[str, int], list[Chunk]] = {}
-    *chunks, _ = session.pool.stream("generate", Generate(session.current, prompts, how))
-    for chunk in chunks:
-        if chunk.version != session.current:
-            raise LoradError(f"tokens of {chunk.version} came for {session.current}; nothing was trained on them")
-        parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
-    return [[_join(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in zip(examples, prompts, strict=True)]
+    *items, _ = session.pool.stream("generate", Generate(session.current, prompts, how))
+    for item in items:
+        if item.version != session.current:
+            raise LoradError(f"tokens of {item.version} came for {session.current}; nothing was trained on them")
+        for chunk in item.split(prompts):
+            parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
+    return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in zip(examples, prompts, strict=True)]
 
 
 def seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
@@ -67,17 +69,16 @@ def _prompts(session: Session, examples: Sequence[Example], n: int) -> list[Prom
     return prompts
 
 
-def _join(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
-    finish = chunks[-1].finish
-    if finish not in ("stop", "length"):
-        raise LoradError(f"sample {index} of prompt {example.id} ended with {finish!r}; the engine's log tells more")
-    tokens = np.concatenate([c.tokens for c in chunks])
-    return Sample(
-        example=example,
-        index=index,
-        version=chunks[-1].version,
-        tokens=tokens,
-        logprobs=np.concatenate([c.logprobs for c in chunks]),
-        finish=finish,
-        text=session.tokenizer.decode(tokens.tolist()),
-    )
+def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
+    last = chunks[-1]
+    if last.finish not in ("stop", "length"):
+        raise LoradError(
+            f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log tells more"
+        )
+    tokens, logprobs = _joined([c.tokens for c in chunks]), _joined([c.logprobs for c in chunks])
+    text = session.tokenizer.decode(tokens.tolist())
+    return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

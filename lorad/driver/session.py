@@ -81,8 +81,7 @@ class Session:
         print(f"warning: {message}", flush=True)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Struct, frozen=True, eq=False):
     """One completion. tokens: int32 [t]; logprobs: float32 [t], the engine's."""
 
     example: Example
@@ -118,12 +117,14 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Rewards and advantages, float32 [samples]; `alive`: bool [groups], those that carry a gradient."""
+    """Rewards and advantages, float32 [samples]; bool [groups]: `alive` carry a gradient, of `flat` all rewards are
+    equal."""
 
     scores: list[Score]
     rewards: np.ndarray
     advantages: np.ndarray
     alive: np.ndarray
+    flat: np.ndarray
 
 
 def load_spec(run_dir: RunDir) -> Spec:

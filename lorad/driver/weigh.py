@@ -21,4 +21,5 @@ def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
         rewards=rewards,
         advantages=group_advantages(rewards, sizes, algorithm.advantage),
         alive=~flat if drop else np.ones_like(flat),
+        flat=flat,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -21,6 +21,33 @@ class Compute:
         """The result of `quantum`, which runs to its end even when the caller is cancelled."""
         future = self._thread.submit(quantum, *args, **kwargs)
         return await asyncio.wrap_future(future)
+
+    async def until(self, quantum: Callable[[], T | None]) -> T:
+        """The first result of `quantum` that is not None; it runs again and again, each time behind all that wait."""
+        found: Future[T] = Future()
+
+        def queue() -> None:
+            self._thread.submit(turn).add_done_callback(dropped)
+
+        def dropped(queued: Future[None]) -> None:
+            if queued.cancelled():  # by `close`
+                found.cancel()
+
+        def turn() -> None:
+            if found.cancelled():
+                return
+            try:
+                result = quantum()
+                if result is None:
+                    queue()
+                elif found.set_running_or_notify_cancel():
+                    found.set_result(result)
+            except BaseException as error:
+                if found.set_running_or_notify_cancel():
+                    found.set_exception(error)
+
+        queue()
+        return await asyncio.wrap_future(found)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

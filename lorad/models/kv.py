@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ def bytes_per_token(base: Base) -> int:
 
 
 class KVCache:
-    """For each layer [k and v, slots, kv heads, length, head_dim], finite everywhere: what is masked is never NaN."""
+    """For each layer [k and v, slots, kv heads, length, head_dim].
+
+    What is masked must be finite, since 0 x NaN is NaN: it begins as zeros, and who leaves NaN in a slot wipes it.
+    """
 
     def __init__(self, base: Base, slots: int, length: int) -> None:
         config = base.config
@@ -41,11 +44,18 @@ class KVCache:
         if (slots, length) == (self.slots, self.length):
             return
         kept = min(length, self.length)
-        self.shape = (2, slots, self.shape[2], length, self.shape[4])
+        shape = (2, slots, self.shape[2], length, self.shape[4])
         for index, layer in enumerate(self.layers):
-            resized = layer.new_zeros(self.shape)
+            resized = layer.new_zeros(shape)
             resized[:, :used, :, :kept] = layer[:, :used, :, :kept]
             self.layers[index] = resized
+        self.shape = shape
+
+    def wipe(self, slots: Iterable[int]) -> None:
+        """Zeros in these slots."""
+        for slot in slots:
+            for layer in self.layers:
+                layer[:, slot].zero_()
 
     def move(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
         """Copy the first `span` tokens of slots `sources` over those of `targets`."""

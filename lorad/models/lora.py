@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -42,15 +43,20 @@ def fused_groups(base: Base) -> list[tuple[int, str]]:
     return inner if base.config.tie_word_embeddings else [*inner, (len(base.layers), "lm_head")]
 
 
+_numbers = itertools.count(1)
+
+
 class FrozenLora:
     """An adapter version as the engine serves it: an own copy, cast to the base's dtype, that nothing mutates.
 
     tensors: `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank], numpy fp32, in whole pairs
-    that fit the base (see `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank) for rslora.
+    that fit the base (see `lorad.adapters.validate`). scale: alpha / rank, or alpha / sqrt(rank) for rslora. number: of
+    no other one in this process.
     """
 
     def __init__(self, base: Base, tensors: Mapping[str, Array], scale: float) -> None:
         shapes = linear_shapes(base.config)
+        self.scale, self.number = scale, next(_numbers)
         self.pairs: dict[tuple[int, str], Pair] = {}
         for place in fused_groups(base):
             pair = _fuse(members(*place), tensors, shapes, scale)
@@ -85,37 +91,46 @@ def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
     return tuple(found)
 
 
+def number_of(lora: FrozenLora | None) -> int:
+    """0 for the bare base."""
+    return 0 if lora is None else lora.number
+
+
 class MixedLora:
     """Several frozen adapters (None: the bare base) in one batch, as two batched matmuls per group.
 
-    Ranks and targets may differ: what is missing is zero. `fill` and `assign` write in place while shapes stay, so that
-    a captured step sees what they bring. per: rows that each adapter has at most; None: as many as it needs.
+    Ranks and targets may differ: what is missing is zero. It holds copies, not the adapters. per: tokens that
+    each has at most, tokens: that a forward has; with them `fill` and `assign` write where a captured step reads. 0: as
+    many as there are.
     """
 
-    def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int | None = None) -> None:
+    def __init__(self, base: Base, loras: Sequence[FrozenLora | None], per: int = 0, tokens: int = 0) -> None:
         self.count, self.per, self.device = len(loras), per, base.device
         self.stacks: dict[Place, Pair] = {}
         for place, rank in signature(base, loras):
             pair = next(lora.pairs[place] for lora in loras if lora is not None and place in lora.pairs)
             a = pair[0].new_zeros(self.count, rank, pair[0].shape[1])
             self.stacks[place] = a, pair[1].new_zeros(self.count, pair[1].shape[0], rank)
-        self.loras: list[FrozenLora | None] = [None] * self.count
+        self.numbers = [0] * self.count
         self.fill(loras)
         self.gather: Tensor | None = None
         self.place = torch.zeros(0, dtype=torch.int64, device=base.device)
+        if per and self.count > 1:
+            self.gather = torch.zeros(self.count * per, dtype=torch.int64, device=base.device)
+            self.place = torch.zeros(tokens, dtype=torch.int64, device=base.device)
 
     def fill(self, loras: Sequence[FrozenLora | None]) -> None:
         """Serve these instead, adapter by adapter; their signature must be the one that was given first."""
-        for index, (new, old) in enumerate(zip(loras, self.loras, strict=True)):
-            if new is not old:
+        for index, lora in enumerate(loras):
+            if self.numbers[index] != number_of(lora):
                 for place, (a, b) in self.stacks.items():
-                    _put(a[index], b[index], None if new is None else new.pairs.get(place))
-        self.loras = list(loras)
+                    _put(a[index], b[index], None if lora is None else lora.pairs.get(place))
+        self.numbers = [number_of(lora) for lora in loras]
 
-    def assign(self, owner: Array, padded: int = 0) -> None:
+    def assign(self, owner: Array) -> None:
         """owner[token], int64: the index of the adapter that each token of the next forwards uses.
 
-        When the forwards have more tokens, `padded`, what is added to the rest of them is of no adapter in particular.
+        When the forwards have more tokens, what is added to the rest of them is of no adapter in particular.
         """
         if self.count == 1:
             return
@@ -123,15 +138,18 @@ class MixedLora:
         per = self.per or int(sizes.max())
         order = np.argsort(owner, kind="stable")
         rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        place = np.zeros(max(padded, len(owner)), np.int64)
+        place = np.empty(len(owner), np.int64)
         place[order] = owner[order] * per + rank
         gather = np.zeros(self.count * per, np.int64)
-        gather[place[: len(owner)]] = np.arange(len(owner))
-        if self.per is None and np.array_equal(gather, np.arange(len(owner))):
-            self.gather = None  # in order and even: nothing to move
-            return
-        self.gather = _written(self.gather, gather, self.device)
-        self.place = _written(self.place, place, self.device)
+        gather[place] = np.arange(len(owner))
+        found, home = (torch.from_numpy(array).to(self.device) for array in (gather, place))
+        if not self.per:
+            in_order = np.array_equal(gather, np.arange(len(owner)))  # and even: nothing to move
+            self.gather, self.place = None if in_order else found, home
+        else:
+            assert self.gather is not None
+            self.gather.copy_(found)
+            self.place[: len(owner)] = home
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         pair = self.stacks.get((layer, group))
@@ -143,7 +161,7 @@ class MixedLora:
             y.view(self.count, -1, y.shape[-1]).baddbmm_(low, pair[1].transpose(1, 2))
             return y
         delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
-        return y.add_(delta.index_select(0, self.place))
+        return y.add_(delta.index_select(0, self.place[: len(y)]))
 
 
 def _put(a: Tensor, b: Tensor, pair: Pair | None) -> None:
@@ -152,12 +170,6 @@ def _put(a: Tensor, b: Tensor, pair: Pair | None) -> None:
     if pair is not None:
         a[: pair[0].shape[0]] = pair[0]
         b[:, : pair[1].shape[1]] = pair[1]
-
-
-def _written(buffer: Tensor | None, values: Array, device: torch.device) -> Tensor:
-    """The buffer with these values when it has room for exactly so many, else a new one."""
-    fresh = torch.from_numpy(values).to(device)
-    return buffer.copy_(fresh) if buffer is not None and buffer.shape == fresh.shape else fresh
 
 
 def _fuse(

@@ -84,6 +84,8 @@ def _load(config: PoolConfig) -> Base:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread, which does all the work: streams and graphs are made there
     directory = Path(config.model_path)
     return load_base(directory, _dtype(config, directory, device), device)
 

@@ -8,8 +8,6 @@ import socket
 from lorad.protocol import frames
 from lorad.protocol.calls import Answer, Call
 
-JOIN_BELOW = 64 << 10  # bytes; parts of a small frame go out in one write
-
 
 class Wire:
     """One connection, seen from the pool."""
@@ -22,18 +20,13 @@ class Wire:
 
     async def receive(self) -> Call:
         """The next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
-        header_size, count = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
-        sizes = frames.parse_sizes(await self._exactly(8 * count), count)
-        header = await self._exactly(header_size)
-        return frames.decode(header, [await self._exactly(size) for size in sizes], Call)
+        prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
+        return frames.decode(prefix, await self._exactly(prefix.body), Call)
 
     async def send(self, answer: Answer) -> None:
         """Returns when the peer's buffer has taken all of it; frames of several answers never mix."""
-        parts = frames.encode(answer)
-        if sum(len(part) for part in parts) < JOIN_BELOW:
-            parts = [b"".join(parts)]
         async with self._sending:
-            for part in parts:
+            for part in frames.encode(answer):
                 await self._loop.sock_sendall(self._peer, part)
 
     def close(self) -> None:

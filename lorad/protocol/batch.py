@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+
+Finish = Literal["stop", "length", "abort"]
+FINISHES: tuple[Finish | None, ...] = (None, "stop", "length", "abort")
 
 
 class Prompt(Struct, frozen=True):
@@ -24,7 +27,8 @@ class Prompt(Struct, frozen=True):
 class Sampling(Struct, frozen=True):
     """How to sample. temperature 0 is greedy. top_k 0 is all. Stop tokens and strings end a sample.
 
-    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are.
+    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are. stream:
+    whether somebody reads tokens as they come; without it an engine may keep a sample back until all have ended.
     """
 
     max_new_tokens: int
@@ -33,6 +37,7 @@ class Sampling(Struct, frozen=True):
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    stream: bool = True
 
 
 class Chunk(Struct, frozen=True):
@@ -47,7 +52,45 @@ class Chunk(Struct, frozen=True):
     version: str
     tokens: np.ndarray
     logprobs: np.ndarray
-    finish: Literal["stop", "length", "abort"] | None = None
+    finish: Finish | None = None
+
+
+class Chunks(Struct, frozen=True):
+    """Chunks as they travel: many of them in few arrays. n chunks, T tokens in all; `version` made all of them.
+
+    prompts: int32 [n], positions in the call's list of prompts. indexes: int32 [n]. lengths: int32 [n], sums to T.
+    finishes: uint8 [n], positions in FINISHES. tokens: int32 [T]. logprobs: float32 [T].
+    """
+
+    version: str
+    prompts: np.ndarray
+    indexes: np.ndarray
+    lengths: np.ndarray
+    finishes: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+
+    @classmethod
+    def of(cls, version: str, chunks: Sequence[Chunk], positions: Mapping[str, int]) -> Chunks:
+        """At least one chunk. positions: of each prompt's id."""
+        return cls(
+            version=version,
+            prompts=np.array([positions[chunk.prompt] for chunk in chunks], np.int32),
+            indexes=np.array([chunk.index for chunk in chunks], np.int32),
+            lengths=np.array([chunk.tokens.size for chunk in chunks], np.int32),
+            finishes=np.array([FINISHES.index(chunk.finish) for chunk in chunks], np.uint8),
+            tokens=np.concatenate([chunk.tokens for chunk in chunks]),
+            logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
+        )
+
+    def split(self, prompts: Sequence[Prompt]) -> Iterator[Chunk]:
+        """The chunks; their arrays are views. prompts: of the call."""
+        ends = np.cumsum(self.lengths).tolist()
+        columns = (self.prompts.tolist(), self.indexes.tolist(), self.lengths.tolist(), self.finishes.tolist())
+        for position, index, length, finish, end in zip(*columns, ends, strict=True):
+            part = slice(end - length, end)
+            tokens, logprobs = self.tokens[part], self.logprobs[part]
+            yield Chunk(prompts[position].id, index, self.version, tokens, logprobs, FINISHES[finish])
 
 
 class Batch(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.protocol.batch import Batch, Chunks, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 
 
 class Nothing(Struct, frozen=True):
@@ -200,7 +200,7 @@ class Verb(Struct, frozen=True):
 
 VERBS: dict[str, Verb] = {
     "open": Verb(Open, Opened, mutates=True),
-    "generate": Verb(Generate, Generated, item=Chunk),
+    "generate": Verb(Generate, Generated, item=Chunks),
     "forward_backward": Verb(ForwardBackward, LossStats, mutates=True),
     "optim_step": Verb(OptimStep, Stepped, mutates=True),
     "discard_grads": Verb(Nothing, Nothing, mutates=True),
@@ -212,7 +212,7 @@ VERBS: dict[str, Verb] = {
     "hello": Verb(Nothing, PoolInfo, of_run=False),
     "status": Verb(Nothing, PoolStatus, of_run=False),
     "load_version": Verb(LoadVersion, Nothing, of_run=False),
-    "serve": Verb(Generate, Generated, item=Chunk, of_run=False),
+    "serve": Verb(Generate, Generated, item=Chunks, of_run=False),
     "evict": Verb(Evict, Nothing, of_run=False),
     "shutdown": Verb(Nothing, Nothing, of_run=False),
 }

@@ -86,8 +86,7 @@ class Connection:
 
     def _receive(self) -> Answer:
         try:
-            header, buffers = frames.read(self._exactly)
-            return frames.decode(header, buffers, Answer)
+            return frames.decode(*frames.read(self._exactly), Answer)
         except (OSError, frames.BadFrame) as error:
             raise PoolLost(f"the pool went away: {error}") from error
 

@@ -1,6 +1,7 @@
 """One frame: a fixed prefix, a msgpack header, raw array buffers. No pickle, no copies of arrays beyond the socket's.
 
-    u32 header bytes | u32 buffer count | u64 bytes of each buffer | header | buffers        (little endian)
+    u32 header bytes | u32 buffer count | u64 body bytes | body        (little endian)
+    body: u64 bytes of each buffer | header | buffers, each with zeros before it up to a multiple of 8 bytes
 
 Arrays in a header are replaced by an extension (dtype, shape, buffer index).
 """
@@ -8,66 +9,83 @@ Arrays in a header are replaced by an extension (dtype, shape, buffer index).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 T = TypeVar("T")
 
-PREFIX = struct.Struct("<II")
+PREFIX = struct.Struct("<IIQ")
+ALIGNMENT = 8  # bytes, so that arrays can be used where they lie
 ARRAY = 1  # msgpack extension code of an array
 MAX_HEADER = 64 << 20
 MAX_BUFFERS = 1 << 20  # two for each prompt of a call
 MAX_BODY = 8 << 30
-DTYPES = frozenset({"float32", "float16", "int32", "int64", "uint64", "uint8", "uint16", "bool"})
+JOIN_BELOW = 64 << 10  # bytes; the parts of a small frame are one
+_NAMES = ("float32", "float16", "int32", "int64", "uint64", "uint8", "uint16", "bool")
+DTYPES = {name: np.dtype(name) for name in _NAMES}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class BadFrame(Exception):
     """The peer does not speak this protocol; the connection is of no further use."""
 
 
+class Prefix(NamedTuple):
+    """What is said of a frame before its body."""
+
+    header: int
+    buffers: int
+    body: int
+
+
 def encode(message: Any) -> list[bytes | memoryview]:
-    """The parts of one frame, to be written in order."""
+    """The parts of one frame, to be written in order; a small frame is one part."""
     buffers: list[memoryview] = []
 
     def hook(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            array = np.ascontiguousarray(value)
-            buffers.append(array.reshape(-1).view(np.uint8).data)
-            return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode((str(array.dtype), value.shape, len(buffers) - 1)))
+        if isinstance(value, np.ndarray) and value.dtype in NAMES:
+            name, index = NAMES[value.dtype], len(buffers)
+            buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode((name, value.shape, index)))
         raise TypeError(f"{type(value).__name__} cannot travel in a frame")
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)
-    sizes = struct.pack(f"<{len(buffers)}Q", *(len(b) for b in buffers))
-    return [PREFIX.pack(len(header), len(buffers)) + sizes + header, *buffers]
+    sizes = [len(buffer) for buffer in buffers]
+    spans = list(_spans(8 * len(sizes) + len(header), sizes))
+    end = 8 * len(sizes) + len(header)
+    parts: list[bytes | memoryview] = [
+        PREFIX.pack(len(header), len(sizes), spans[-1][1] if spans else end),
+        struct.pack(f"<{len(sizes)}Q", *sizes),
+        header,
+    ]
+    for (start, stop), buffer in zip(spans, buffers, strict=True):
+        parts += [bytes(start - end), buffer]
+        end = stop
+    return [b"".join(parts)] if end < JOIN_BELOW else [part for part in parts if len(part)]
 
 
-def read(recv_exactly: Callable[[int], bytearray]) -> tuple[bytearray, list[bytearray]]:
-    """One frame from a blocking source; raises BadFrame on sizes that no peer of ours sends."""
-    header_size, count = parse_prefix(recv_exactly(PREFIX.size))
-    sizes = parse_sizes(recv_exactly(8 * count), count)
-    header = recv_exactly(header_size)
-    return header, [recv_exactly(size) for size in sizes]
+def read(recv_exactly: Callable[[int], bytearray]) -> tuple[Prefix, bytearray]:
+    """One frame from a blocking source, for `decode`."""
+    prefix = parse_prefix(recv_exactly(PREFIX.size))
+    return prefix, recv_exactly(prefix.body)
 
 
-def parse_prefix(data: bytes | bytearray) -> tuple[int, int]:
-    header_size, count = PREFIX.unpack(data)
-    if header_size > MAX_HEADER or count > MAX_BUFFERS:
-        raise BadFrame(f"a header of {header_size} bytes with {count} buffers")
-    return header_size, count
+def parse_prefix(data: bytes | bytearray) -> Prefix:
+    """Raises BadFrame on sizes that no peer of ours sends."""
+    prefix = Prefix(*PREFIX.unpack(data))
+    if prefix.header > MAX_HEADER or prefix.buffers > MAX_BUFFERS or prefix.body > MAX_BODY:
+        raise BadFrame(f"a header of {prefix.header} bytes with {prefix.buffers} buffers in {prefix.body} bytes")
+    return prefix
 
 
-def parse_sizes(data: bytes | bytearray, count: int) -> tuple[int, ...]:
-    sizes = struct.unpack(f"<{count}Q", data)
-    if sum(sizes) > MAX_BODY:
-        raise BadFrame(f"a body of {sum(sizes)} bytes")
-    return sizes
-
-
-def decode(header: bytes | bytearray, buffers: list[bytearray], kind: type[T]) -> T:
-    """The message of a frame, checked against `kind`; raises BadFrame when it does not fit."""
+def decode(prefix: Prefix, body: bytes | bytearray, kind: type[T]) -> T:
+    """The message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame when it does not
+    fit."""
+    view = memoryview(body)
+    header, buffers = _split(prefix, view)
 
     def array(code: int, data: memoryview) -> Any:
         if code != ARRAY:
@@ -75,7 +93,8 @@ def decode(header: bytes | bytearray, buffers: list[bytearray], kind: type[T]) -
         name, shape, index = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], int])
         if name not in DTYPES or not 0 <= index < len(buffers) or min(shape, default=0) < 0:
             raise BadFrame(f"array of {name} {shape} in buffer {index}")
-        return np.frombuffer(buffers[index], dtype=name).reshape(shape)
+        start, stop = buffers[index]
+        return np.frombuffer(view[start:stop], DTYPES[name]).reshape(shape)
 
     def custom(expected: Any, value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -86,3 +105,23 @@ def decode(header: bytes | bytearray, buffers: list[bytearray], kind: type[T]) -
         return msgspec.msgpack.decode(header, type=kind, ext_hook=array, dec_hook=custom)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise BadFrame(str(error)) from error
+
+
+def _split(prefix: Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
+    """The header, and where each buffer is."""
+    start = 8 * prefix.buffers
+    end = start + prefix.header
+    if end > len(body):
+        raise BadFrame(f"a body of {len(body)} bytes is too short for its header")
+    spans = list(_spans(end, struct.unpack_from(f"<{prefix.buffers}Q", body)))
+    if len(body) != (spans[-1][1] if spans else end):
+        raise BadFrame(f"a body of {len(body)} bytes does not hold its buffers exactly")
+    return body[start:end], spans
+
+
+def _spans(end: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Where buffers of these sizes begin and end, one after another behind `end`."""
+    for size in sizes:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + size
+        yield start, end

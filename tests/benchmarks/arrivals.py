@@ -23,7 +23,6 @@ import torch
 
 from lorad.engines.base import BASE
 from lorad.engines.builtin import engine as builtin
-from lorad.engines.builtin.decode import DecodeBatch
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
@@ -65,11 +64,12 @@ class SteppingCompute(Compute):
 
     after: Callable[[], None] = staticmethod(lambda: None)
 
-    async def run(self, quantum: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        result = await super().run(quantum, *args, **kwargs)
-        if isinstance(getattr(quantum, "__self__", None), DecodeBatch) and getattr(quantum, "__name__", "") == "run":
+    async def until(self, quantum: Callable[[], T | None]) -> T:
+        while True:
+            result = await self.run(quantum)
             self.after()
-        return result
+            if result is not None:
+                return result
 
 
 class Run:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,13 +128,14 @@ def ask(ctx: Context, pool: Pool, version: Row, data: Data, body: Body) -> list[
         top_k=wish.top_k,
         stop_token_ids=tuple(tokenizer.eos_ids),
         stop=tuple(wish.stop),
+        stream=False,
     )
     found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
     with Connection(Path(pool.setup.socket)) as connection, waited_for(ctx, connection):
         load = LoadVersion(name_of(version), version["path"], version["sha256"])
         connection.call("load_version", load)
-        *chunks, _ = connection.stream("serve", Generate(name_of(version), prompts, sampling))
-    for chunk in chunks:
+        *items, _ = connection.stream("serve", Generate(name_of(version), prompts, sampling))
+    for chunk in chain.from_iterable(item.split(prompts) for item in items):
         found[chunk.index]["tokens"] += chunk.tokens.tolist()
         found[chunk.index]["finish"] = chunk.finish or found[chunk.index]["finish"]
     return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]

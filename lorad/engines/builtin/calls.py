@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from lorad.engines.builtin.versions import Held
-from lorad.protocol.batch import Chunk, Prompt, Sampling
+from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
-Finish = Literal["stop", "length", "abort"]
+STREAM_SECONDS = 0.05  # how often growing samples of a call that streams are reported; its ended ones are at once
+GATHER_SECONDS = 1.0  # how often the ended samples of another call are
 
 
 class Decoder(Protocol):
@@ -34,8 +38,7 @@ class StopStrings:
         return any(stop in text for stop in self.stops)
 
 
-@dataclass(slots=True)
-class Sample:
+class Sample(Struct, eq=False):
     """One completion as it grows. `chunk` hands out what is new since the last time."""
 
     prompt: str
@@ -45,12 +48,17 @@ class Sample:
     sampling: Sampling
     stop_ids: frozenset[int]
     stops: StopStrings | None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    tokens: list[int] = []
+    logprobs: list[float] = []
     finish: Finish | None = None
     sent: int = 0
     closed: bool = False
     number: int = 0  # from 1, in order of first admission
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether its arithmetic ran over: its keys and values are not to be met by others."""
+        return bool(self.logprobs) and not math.isfinite(self.logprobs[-1])
 
     def push(self, token: int, logprob: float) -> bool:
         """Take the next token; False when it was the last."""
@@ -128,14 +136,31 @@ class Call:
         ]
         self.samples = [sample for group in self.groups for sample in group.samples]
         self.open = self.samples
+        self.stream, self.counted = sampling.stream, 0
+        self.reported = 0.0 if self.stream else time.monotonic()
         self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
 
-    def chunks(self, unfinished: bool) -> list[Chunk]:
-        """What is new: of ended samples always, of growing ones when asked."""
-        ready = (sample for sample in self.open if unfinished or sample.finish is not None)
+    @property
+    def most_tokens(self) -> int:
+        """Keys and values that all its samples can need at once."""
+        return len(self.samples) * self.longest
+
+    def report(self, now: float) -> list[Chunk] | None:
+        """What is new; None when there is nothing to tell yet. now: time.monotonic()."""
+        ended = [sample for sample in self.open if sample.finish is not None]
+        due = now - self.reported >= (STREAM_SECONDS if self.stream else GATHER_SECONDS)
+        if not due and len(ended) < len(self.open) and not (self.stream and ended):
+            return None
+        self.reported = now if due else self.reported
+        ready = self.open if self.stream and due else ended
         chunks = [chunk for sample in ready if (chunk := sample.chunk()) is not None]
         self.open = [sample for sample in self.open if not sample.closed]
         return chunks
+
+    def more(self) -> int:
+        """How many tokens were made since it was asked last."""
+        before, self.counted = self.counted, sum(len(sample.tokens) for sample in self.samples)
+        return self.counted - before
 
     @property
     def ended(self) -> bool:

@@ -28,7 +28,6 @@ PREFILL_TOKENS = 8192  # per forward, padding included
 PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
 ROOM = 64  # tokens that a row can grow by before rows are asked to make room
 SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
-STREAM_SECONDS = 0.05  # how often growing samples are reported; ended ones are at once
 
 
 class DecodeBatch:
@@ -55,17 +54,26 @@ class DecodeBatch:
         self.steps = Steps(False, False, False)
         self.bound = True  # whether stepper and steps know of the present rows
         self.admitted = self.preempted = 0
-        self.reported = 0.0
+        self.failed = False
 
-    def join(self, call: Call) -> None:
-        """Queue a call; it is prefilled in a later quantum."""
-        self.calls.append(call)
-        self.pending.extend(call.groups)
+    def join(self, call: Call) -> bool:
+        """Queue a call, which is prefilled in a later quantum; False, and not queued, when a quantum has failed."""
+        if not self.failed:
+            self.calls.append(call)
+            self.pending.extend(call.groups)
+        return not self.failed
 
     @torch.no_grad()
     def run(self, seconds: float) -> list[tuple[Call, list[Chunk], bool]]:
         """Work for about so long (one step at least); returns (call, new chunks, whether it ended)."""
-        deadline = time.monotonic() + seconds
+        try:
+            self._work(time.monotonic() + seconds)
+        except BaseException:
+            self.failed = True  # nobody knows what it has done to its rows
+            raise
+        return self._report()
+
+    def _work(self, deadline: float) -> None:
         while self.samples or self.pending:
             self._drop_aborted()
             if self._has_room():
@@ -75,19 +83,19 @@ class DecodeBatch:
                 self._step()
             if time.monotonic() >= deadline:
                 break
-        if not self.samples and self.models.base.device.type == "cpu":
-            self.cache = KVCache(self.models.base, 0, 0)  # a GPU keeps what its captured steps know
-        return self._report()
+        if not self.samples:
+            self.stepper.bind([])  # and forget the adapters of those that were here
+            if not self.stepper.keeps_cache:
+                self.cache = KVCache(self.models.base, 0, 0)
 
     def _report(self) -> list[tuple[Call, list[Chunk], bool]]:
         now = time.monotonic()
-        unfinished = now - self.reported >= STREAM_SECONDS
-        self.reported = now if unfinished else self.reported
-        reports = [(call, call.chunks(unfinished), call.ended) for call in tuple(self.calls)]
+        told = [(call, chunks) for call in self.calls if (chunks := call.report(now)) is not None]
+        reports = [(call, chunks, call.ended) for call, chunks in told]
         for call, _, ended in reports:
             if ended:
                 self.calls.remove(call)
-        return [report for report in reports if report[1] or report[2]]
+        return reports
 
     def _drop_aborted(self) -> None:
         aborted = [call for call in tuple(self.calls) if call.aborted and not call.ended]
@@ -100,8 +108,11 @@ class DecodeBatch:
         self._retain([one.finish is None for one in self.samples])
 
     def _fitting(self, span: int) -> int:
-        """How many rows of so many tokens may be there."""
-        return max(1, min(self.max_rows, self.most_tokens // span))
+        """How many rows of so many tokens may be there, at least one."""
+        rows = max(1, min(self.max_rows, self.most_tokens // span))
+        while rows > 1 and self.stepper.padded(rows) * span > self.most_tokens:
+            rows -= 1
+        return rows
 
     def _has_room(self) -> bool:
         """Whether the next group fits, and enough rows are free (or few enough samples wait) to make it worth it."""
@@ -176,12 +187,13 @@ class DecodeBatch:
 
     def _reserve(self, rows: int, length: int) -> None:
         """See that the cache has slots for so many rows of so many tokens, and for those that will follow them."""
+        length = max(length, int(self.lengths.max(initial=0)) + 1)
         slots = self.stepper.padded(rows)
         if slots > self.cache.slots:
             follow = rows + self._waiting(self.max_rows)
             slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + ROOM))))
         if length > self.cache.length:
-            wanted = max(length + ROOM, min(max(call.longest for call in self.calls), 4 * length))
+            wanted = min(self._longest(), max(length + ROOM, 4 * length))
             length = max(length, min(wanted, self.most_tokens // slots))
         length = max(length, min(self.cache.length, self.most_tokens // slots))
         slots = max(slots, min(self.cache.slots, self.most_tokens // length))
@@ -189,14 +201,19 @@ class DecodeBatch:
         if slots > self.rows.capacity:
             self.rows.grow(slots, len(self.samples))
 
+    def _longest(self) -> int:
+        """Tokens that no row will exceed."""
+        return max(call.longest for call in self.calls)
+
     def _make_room(self) -> None:
         """Before a step: the longest row needs one more token, which the youngest rows may have to pay for."""
         span = int(self.lengths.max()) + 1
         if span <= self.cache.length:
             return
-        if len(self.samples) > self._fitting(span):
-            self._preempt(self._fitting(span + ROOM))
-        self._reserve(len(self.samples), int(self.lengths.max()) + 1)
+        most = self._fitting(min(span + ROOM, self._longest()))  # no smaller steps: each may move the whole cache
+        if len(self.samples) > most:
+            self._preempt(most)
+        self._reserve(len(self.samples), span)
 
     def _preempt(self, keep: int) -> None:
         """Send all but the oldest rows back to the head of the queue."""
@@ -228,9 +245,14 @@ class DecodeBatch:
         order = list(range(count))
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
+        spoilt = any(one.is_spoilt for one in self.samples)
+        if spoilt:
+            self.cache.wipe(holes)
         if movers:
             self.cache.move(movers, holes, int(self.lengths[movers].max()))
             self.rows.move(movers, holes)
+        if spoilt:
+            self.cache.wipe(range(count, len(self.samples)))
         self.lengths = self.lengths[order]
         self.samples = [self.samples[row] for row in order]
         self.groups = [self.groups[row] for row in order]

@@ -15,6 +15,7 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
+from lorad.engines.builtin.budget import Budget
 from lorad.engines.builtin.calls import Call, Decoder
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import PrefixCache
@@ -24,6 +25,7 @@ from lorad.errors import AdapterRefused, Conflict, SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
+from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
@@ -62,6 +64,7 @@ class BuiltinEngine(Engine):
         prefix_bytes = cache_bytes // PREFIX_SHARE if self._mix_calls else 0
         self._cache_bytes = cache_bytes - prefix_bytes
         self._prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
+        self._budget = Budget(self._cache_bytes)
         self._shared: DecodeBatch | None = None
         self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
         self._calls: list[Call] = []
@@ -83,7 +86,7 @@ class BuiltinEngine(Engine):
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
         self._versions.reserve(name)
         try:
-            adapter = await asyncio.to_thread(receive, source, linear_shapes(self._base.config))
+            adapter = await self._received(source)
             lora = await self._compute.run(FrozenLora, self._base, adapter.tensors, adapter.config.scale)
         except BaseException:
             self._versions.release(name)
@@ -91,6 +94,13 @@ class BuiltinEngine(Engine):
         held = Held(name, source.digest, lora)
         self._versions.put(held)
         return held.describe()
+
+    async def _received(self, source: AdapterSource) -> Adapter:
+        """`receive`, in a thread if there is something to hash."""
+        shapes = linear_shapes(self._base.config)
+        if source.adapter is not None and source.adapter.is_known:
+            return receive(source, shapes)
+        return await asyncio.to_thread(receive, source, shapes)
 
     async def unload(self, name: str) -> None:
         held = await self._versions.remove(name)
@@ -108,20 +118,23 @@ class BuiltinEngine(Engine):
             call = Call(request, held, prompts, sampling, decoder)
             self._calls.append(call)
             try:
-                await self._start(call)
-                while (chunks := await call.queue.get()) is not None:
-                    if isinstance(chunks, Exception):
-                        raise chunks
-                    for chunk in chunks:
-                        yield chunk
+                async with self._budget.hold(0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)):
+                    await self._start(call)
+                    while (chunks := await call.queue.get()) is not None:
+                        if isinstance(chunks, Exception):
+                            raise chunks
+                        for chunk in chunks:
+                            yield chunk
             finally:
                 call.aborted = True
                 self._calls.remove(call)
 
     def _check(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         config = self._base.config
-        if sampling.max_new_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+        if sampling.max_new_tokens < 1 or not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1:
             raise ValueError(f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, not {sampling}")
+        if "" in sampling.stop:
+            raise ValueError("an empty stop string would end every sample at once")
         for prompt in prompts:
             size = len(prompt.tokens)
             if not size or prompt.tokens.min() < 0 or prompt.tokens.max() >= config.vocab_size:
@@ -145,10 +158,10 @@ class BuiltinEngine(Engine):
         """Put a call into a decode batch, and see that somebody drives it."""
         if self._closed:
             raise Conflict("the engine is closed")
-        if not self._mix_calls or self._shared is None:
-            self._shared = DecodeBatch(self._models, self._max_rows, self._cache_bytes, self._prefixes)
         batch = self._shared
-        await self._compute.run(batch.join, call)
+        if not self._mix_calls or batch is None or not await self._compute.run(batch.join, call):
+            batch = self._shared = DecodeBatch(self._models, self._max_rows, self._cache_bytes, self._prefixes)
+            batch.join(call)  # the compute thread has not seen it yet
         task = self._tasks.get(batch)
         if task is None or task.done():
             self._tasks[batch] = asyncio.create_task(self._drive(batch))
@@ -157,31 +170,35 @@ class BuiltinEngine(Engine):
         """Quantum after quantum until the batch is empty. A failed quantum ends the calls in it, nothing else."""
         try:
             while batch.calls:
-                for call, chunks, ended in await self._compute.run(batch.run, QUANTUM):
-                    self._count(chunks)
+                for call, chunks, ended in await self._compute.until(lambda: batch.run(QUANTUM) or None):
+                    self._count(call.more())
                     call.queue.put_nowait(chunks)
                     if ended:
                         call.queue.put_nowait(None)
         except Exception as error:
-            self._shared = None
+            self._shared = None if self._shared is batch else self._shared
             for call in batch.calls:
                 call.queue.put_nowait(error)
         finally:
             self._tasks.pop(batch, None)
 
-    def _count(self, chunks: Sequence[Chunk]) -> None:
-        self._rate.append((time.monotonic(), sum(len(chunk.tokens) for chunk in chunks)))
+    def _count(self, tokens: int) -> None:
+        self._rate.append((time.monotonic(), tokens))
         while self._rate and self._rate[0][0] < time.monotonic() - RATE_SECONDS:
             self._rate.popleft()
 
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         batch.check()
         with self._versions.use(version) as held:
-            parts = [
-                await self._compute.run(completion_logprobs, self._models, rows, held.lora)
-                for rows in micro_batches(batch)
-            ]
-        return np.concatenate(parts)
+            left, parts = micro_batches(batch), []
+
+            def quantum() -> list[np.ndarray] | None:
+                for rows in left:
+                    parts.append(completion_logprobs(self._models, rows, held.lora))
+                    return None
+                return parts
+
+            return np.concatenate(list(await self._compute.until(quantum)))
 
     async def abort(self, request: str) -> None:
         for call in self._calls:

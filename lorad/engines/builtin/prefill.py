@@ -20,7 +20,7 @@ def prefill(
     models: Merger, groups: Sequence[Group], held: Held, prefixes: PrefixCache | None
 ) -> tuple[Tensor, KVCache]:
     """(logits [groups, vocab] after each prompt, a cache with one slot per prompt), all under one version."""
-    known = [prefixes.find(held.digest, group.tokens) if prefixes else [] for group in groups]
+    known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
     starts = [len(keys) * BLOCK for keys in known]
     cache = KVCache(models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts))
     if prefixes:
@@ -29,7 +29,7 @@ def prefill(
     scores = _forward(models, groups, starts, cache, held)
     if prefixes:
         for slot, group in enumerate(groups):
-            prefixes.write(held.digest, group.tokens, cache, slot)
+            prefixes.write(held.identity, group.tokens, cache, slot)
     return scores, cache
 
 

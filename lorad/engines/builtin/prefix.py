@@ -1,4 +1,4 @@
-"""Keys and values of prompts seen before, block by block, under the digest of the version that made them."""
+"""Keys and values of prompts seen before, block by block, under the identity of the version that made them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ BLOCK = 64  # tokens
 
 
 class PrefixCache:
-    """The least recently used blocks leave first. A block's key holds the digest and every token up to its end.
+    """The least recently used blocks leave first. A block's key holds the version and every token up to its end.
+
+    version: what tells versions apart: the digest of the tensors and the scale that they are used with.
 
     Filled from and read into `KVCache`s; an entry is [layers x (k and v), kv heads, BLOCK, head_dim].
     """
@@ -23,9 +25,9 @@ class PrefixCache:
         self.most_bytes, self.bytes = most_bytes, 0
         self.blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
 
-    def find(self, digest: str, tokens: np.ndarray) -> list[bytes]:
+    def find(self, version: str, tokens: np.ndarray) -> list[bytes]:
         """Keys of the leading blocks that are here, the last token never among them: something must be computed."""
-        found = _known(self.blocks, _keys(digest, tokens[:-1]))
+        found = _known(self.blocks, _keys(version, tokens[:-1]))
         for key in reversed(found):  # the beginning outlives the end: without it the end is never found
             self.blocks.move_to_end(key)
         return found
@@ -37,13 +39,15 @@ class PrefixCache:
             for layer, block in zip(cache.layers, self.blocks[key], strict=True):
                 layer[:, slot, :, place] = block
 
-    def write(self, digest: str, tokens: np.ndarray, cache: KVCache, slot: int) -> None:
-        """Keep the whole blocks of a slot that holds these tokens."""
-        for number, key in enumerate(_keys(digest, tokens)):
+    def write(self, version: str, tokens: np.ndarray, cache: KVCache, slot: int) -> None:
+        """Keep the whole blocks of a slot that holds these tokens, the first ones if not all fit."""
+        most = self.most_bytes // _bytes([layer[:, slot, :, :BLOCK] for layer in cache.layers])
+        for number, key in reversed(list(enumerate(_keys(version, tokens)[:most]))):
             if key not in self.blocks:
                 place = slice(number * BLOCK, (number + 1) * BLOCK)
                 self.blocks[key] = [layer[:, slot, :, place].clone() for layer in cache.layers]
                 self.bytes += _bytes(self.blocks[key])
+            self.blocks.move_to_end(key)
         while self.bytes > self.most_bytes:
             self.bytes -= _bytes(self.blocks.popitem(last=False)[1])
 
@@ -53,9 +57,9 @@ def _known(blocks: OrderedDict[bytes, list[Tensor]], keys: list[bytes]) -> list[
     return keys[:missing]
 
 
-def _keys(digest: str, tokens: np.ndarray) -> list[bytes]:
-    """A chain of sha256: each covers the digest and all tokens up to the end of its block."""
-    state = hashlib.sha256(digest.encode())
+def _keys(version: str, tokens: np.ndarray) -> list[bytes]:
+    """A chain of sha256: each covers the version and all tokens up to the end of its block."""
+    state = hashlib.sha256(version.encode())
     keys = []
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         state.update(tokens[start : start + BLOCK].astype(np.int32).tobytes())

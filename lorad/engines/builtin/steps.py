@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from lorad.engines.builtin.rows import Rows, Shape, step
 from lorad.models.kv import KVCache
-from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, signature
+from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
 
 Result = tuple[Tensor, Tensor]  # tokens int64 [rows], logprobs float32 [rows]
-K = TypeVar("K")
-V = TypeVar("V")
 Loras = Sequence[FrozenLora | None]
+Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
+Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
 
 SPAN = 256  # tokens by which the span of a captured step grows
 GRAPHS, BANKS = 64, 8  # kept at most
@@ -26,7 +26,9 @@ MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a p
 
 
 class Stepper(Protocol):
-    """Runs steps for one decode batch."""
+    """Runs steps for one decode batch. keeps_cache: it must stay where it is, also while there are no rows."""
+
+    keeps_cache: bool
 
     def padded(self, rows: int) -> int:
         """How many rows a step of so many really has: there must be slots for them."""
@@ -40,7 +42,7 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger) -> Stepper:
-    return GraphedSteps(models, CudaGraphs()) if models.base.device.type == "cuda" else EagerSteps(models)
+    return GraphedSteps(models, CudaGraphs) if models.base.device.type == "cuda" else EagerSteps(models)
 
 
 def distinct(loras: Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
@@ -52,6 +54,8 @@ def distinct(loras: Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[in
 
 class EagerSteps:
     """Exactly as many rows as there are."""
+
+    keeps_cache = False
 
     def __init__(self, models: Merger) -> None:
         self.models, self.base = models, models.base
@@ -65,7 +69,7 @@ class EagerSteps:
         if len(some) < 2:
             self.base, self.lora = self.models.alone(some[0] if some else None)
             return
-        if not (isinstance(self.lora, MixedLora) and self.lora.loras == some):
+        if not (isinstance(self.lora, MixedLora) and self.lora.numbers == [number_of(lora) for lora in some]):
             self.base, self.lora = self.models.base, MixedLora(self.models.base, some)
         self.lora.assign(owner)
 
@@ -77,14 +81,18 @@ class GraphedSteps:
     """Rows, span and rows per adapter are rounded up, so that few different steps exist; each is captured once.
 
     Adapters are copied into buffers of a `MixedLora`, one for each number of adapters, rows of each, and signature.
-    capture: makes something that can be replayed of a step that writes its result into the same tensors each time.
+    capturing: gives what captures: it makes something that can be replayed of a step, which then reads and writes the
+    same memory each time. A new one is asked for when all that was captured is dropped.
     """
 
-    def __init__(self, models: Merger, capture: Callable[[Callable[[], Result]], Callable[[], Result]]) -> None:
-        self.models, self.capture = models, capture
-        self.banks: OrderedDict[tuple[int, int, Signature], MixedLora] = OrderedDict()
-        self.bank: MixedLora | None = None
-        self.graphs: OrderedDict[tuple[Shape, MixedLora | None], Callable[[], Result]] = OrderedDict()
+    keeps_cache = True
+
+    def __init__(self, models: Merger, capturing: Callable[[], Capture]) -> None:
+        self.models, self.capturing = models, capturing
+        self.capture = capturing()
+        self.banks: OrderedDict[Bank, MixedLora] = OrderedDict()
+        self.bank: Bank | None = None
+        self.graphs: OrderedDict[tuple[Shape, Bank | None], Callable[[], Result]] = OrderedDict()
         self.memory: tuple[object, ...] = ()
 
     def padded(self, rows: int) -> int:
@@ -97,41 +105,46 @@ class GraphedSteps:
         if not any(some):
             self.bank = None
             return
-        most = int(np.bincount(owner).max()) if len(some) > 1 else len(owner)
-        key = len(some), self.padded(most), signature(self.models.base, some)
+        count = len(some)
+        per = self.padded(int(np.bincount(owner).max())) if count > 1 else 0
+        key = self.bank = count, per, signature(self.models.base, some)
         if key not in self.banks:
-            self.banks[key] = MixedLora(self.models.base, some, per=key[1])
-        self.bank = _kept(self.banks, key, BANKS)
-        self.bank.fill(some)
-        self.bank.assign(owner, self.padded(len(owner)))
+            self.banks[key] = MixedLora(self.models.base, some, per, self.padded(count * per))
+            self._forget_banks()
+        self.banks.move_to_end(key)
+        self.banks[key].fill(some)
+        self.banks[key].assign(owner)
+
+    def _forget_banks(self) -> None:
+        """The least recently used beyond `BANKS`, with the steps that read them."""
+        while len(self.banks) > BANKS:
+            gone, _ = self.banks.popitem(last=False)
+            for key in [key for key in self.graphs if key[1] == gone]:
+                del self.graphs[key]
 
     def run(self, rows: Rows, cache: KVCache, shape: Shape) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
         memory = (cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr())
         if memory != self.memory:
             self.graphs.clear()
-            self.memory = memory
+            self.memory, self.capture = memory, self.capturing()
         span = min(cache.length, -(-shape.span // SPAN) * SPAN)
         padded = Shape(self.padded(shape.rows), span, shape.steps)
         key = padded, self.bank
         if key not in self.graphs:
             self.graphs[key] = self._captured(rows, cache, padded)
-        tokens, logprobs = _kept(self.graphs, key, GRAPHS)()
+            if len(self.graphs) > GRAPHS:
+                self.graphs.popitem(last=False)
+        self.graphs.move_to_end(key)
+        tokens, logprobs = self.graphs[key]()
         return tokens[: shape.rows], logprobs[: shape.rows]
 
     def _captured(self, rows: Rows, cache: KVCache, shape: Shape) -> Callable[[], Result]:
-        bank, base, before = self.bank, self.models.base, rows.copy()
+        base, before = self.models.base, rows.copy()
+        bank = None if self.bank is None else self.banks[self.bank]
         replay = self.capture(lambda: step(base, bank, rows, cache, shape))
         rows.restore(before)  # capturing runs the step to warm up; what it wrote into the cache is written again
         return replay
-
-
-def _kept(table: OrderedDict[K, V], key: K, most: int) -> V:
-    """The value of a key, now the most recently used; the least recently used beyond `most` leaves."""
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)
-    return table[key]
 
 
 class CudaGraphs:

@@ -22,9 +22,18 @@ class Held:
     in_flight: int = 0
     leaving: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bytes = self.lora.nbytes() if self.lora else 0
+
+    @property
+    def identity(self) -> str:
+        """Equal for versions that compute the same: the digest is of the tensors alone."""
+        return f"{self.digest} x {self.lora.scale if self.lora else 0}"
 
     def describe(self) -> LoadedVersion:
-        return LoadedVersion(self.name, self.digest, self.lora.nbytes() if self.lora else 0, self.in_flight)
+        return LoadedVersion(self.name, self.digest, self.bytes, self.in_flight)
 
 
 class Versions:

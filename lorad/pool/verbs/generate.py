@@ -1,4 +1,7 @@
-"""`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked for."""
+"""`generate` for a run, `serve` for everybody else: streams of chunks, each of the version that was asked for.
+
+Each chunk goes out as it comes, unless nobody reads the stream as it comes: then all of them together.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import cast
 
-import msgspec
-
 from lorad.engines.base import BASE
 from lorad.errors import AttestationFailed
 from lorad.pool.state import Pool
-from lorad.protocol.batch import Chunk
+from lorad.protocol.batch import Chunk, Chunks
 from lorad.protocol.calls import Call, Generate, Generated
 
-Items = AsyncGenerator[Chunk | Generated, None]
+Items = AsyncGenerator[Chunks | Generated, None]
 
 
 async def generate(pool: Pool, call: Call, args: Generate) -> Items:
@@ -42,6 +43,8 @@ async def serve(pool: Pool, call: Call, args: Generate) -> Items:
 
 async def _stream(pool: Pool, request: str, name: str, args: Generate, check: Callable[[], None]) -> Items:
     started, samples, tokens = time.perf_counter(), 0, 0
+    kept: list[Chunk] = []
+    positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
     chunks = pool.engine.generate(request, name, args.prompts, args.sampling)
     async with aclosing(cast("AsyncGenerator[Chunk, None]", chunks)):
         async for chunk in chunks:
@@ -51,7 +54,12 @@ async def _stream(pool: Pool, request: str, name: str, args: Generate, check: Ca
                     f"the engine answered with tokens of {chunk.version} when it was asked for {name}",
                     hint="Nothing of this call may be used; the log of the pool tells what the engine did.",
                 )
-            samples, tokens = samples + (chunk.finish is not None), tokens + int(chunk.tokens.size)
-            yield msgspec.structs.replace(chunk, version=args.version)
+            samples, tokens = samples + (chunk.finish is not None), tokens + chunk.tokens.size
+            kept.append(chunk)
+            if args.sampling.stream:
+                yield Chunks.of(args.version, kept, positions)
+                kept = []
     check()
+    if kept:
+        yield Chunks.of(args.version, kept, positions)
     yield Generated(samples, tokens, time.perf_counter() - started)

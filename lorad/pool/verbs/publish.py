@@ -45,8 +45,12 @@ def _check_number(tenant: Tenant, args: Publish) -> None:
 
 async def _export(pool: Pool, tenant: Tenant) -> tuple[Adapter, str]:
     adapter = await pool.trainer.export(tenant.run)
-    await asyncio.to_thread(validate, adapter, pool.trainer.modules())
-    return adapter, await asyncio.to_thread(adapter.digest)
+
+    def checked() -> str:
+        validate(adapter, pool.trainer.modules())
+        return adapter.digest()
+
+    return adapter, await asyncio.to_thread(checked)
 
 
 async def _attested(pool: Pool, tenant: Tenant, entry: Entry) -> tuple[Attestation, np.ndarray]:

@@ -33,13 +33,13 @@ async def unload(pool: Pool, call: Call, args: Unload) -> Nothing:
 
 
 async def _read(pool: Pool, args: LoadVersion) -> AdapterSource:
-    def read() -> Adapter:
+    def read() -> tuple[Adapter, str]:
         adapter = read_peft(Path(args.directory))
         validate(adapter, pool.trainer.modules())
-        return adapter
+        return adapter, adapter.digest()
 
-    adapter = await asyncio.to_thread(read)
-    if (digest := await asyncio.to_thread(adapter.digest)) != args.sha256:
+    adapter, digest = await asyncio.to_thread(read)
+    if digest != args.sha256:
         raise IntegrityError(
             f"{args.directory}: its tensors have sha256 {digest}, {args.version} is {args.sha256}",
             hint="Its files were changed, and nothing was loaded; use another version.",

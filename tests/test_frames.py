@@ -1,0 +1,71 @@
+"""Frames: arrays travel as they are, many chunks in few arrays; whoever speaks otherwise is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorad.protocol import frames
+from lorad.protocol.batch import FINISHES, Chunk, Chunks, Prompt
+from lorad.protocol.frames import BadFrame
+
+Reader = Callable[[int], bytearray]
+
+
+def reader(data: bytes) -> Reader:
+    """Gives so many bytes at each call."""
+    left = memoryview(data)
+
+    def exactly(size: int) -> bytearray:
+        nonlocal left
+        part, left = left[:size], left[size:]
+        return bytearray(part)
+
+    return exactly
+
+
+def travelled(message: Any) -> Any:
+    return frames.decode(*frames.read(reader(b"".join(frames.encode(message)))), dict)
+
+
+@pytest.mark.parametrize("dtype", frames.DTYPES)
+def test_arrays_of_every_type_travel_bit_for_bit_and_aligned(dtype: str) -> None:
+    sent = [np.arange(n).astype(dtype).reshape(shape) for n, shape in ((3, (3,)), (6, (2, 3)), (0, (0, 2)), (1, ()))]
+    got = travelled({"arrays": sent, "beside": "text"})
+    for one, other in zip(sent, got["arrays"], strict=True):
+        assert other.dtype == dtype and other.shape == one.shape and np.array_equal(one, other)
+        assert other.flags.aligned
+
+
+def test_a_small_frame_is_one_part_and_a_large_array_is_not_copied() -> None:
+    large = np.zeros(frames.JOIN_BELOW, np.uint8)
+    assert len(frames.encode({"small": large[:100], "other": large[:3]})) == 1
+    assert any(isinstance(part, memoryview) and part.obj is not None for part in frames.encode({"large": large}))
+    assert np.array_equal(travelled({"large": large})["large"], large)
+
+
+def test_an_array_that_is_not_of_the_protocol_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(TypeError, match="cannot travel"):
+        frames.encode({"complex": np.zeros(2, np.complex64)})
+
+
+@pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: body + b"!", lambda body: body[:4]])
+def test_a_body_that_does_not_hold_what_its_prefix_says_is_refused(change: Callable[[bytes], bytes]) -> None:
+    prefix, body = frames.read(reader(b"".join(frames.encode({"array": np.arange(5, dtype=np.int32)}))))
+    with pytest.raises(BadFrame):
+        frames.decode(prefix, change(bytes(body)), dict)
+
+
+def test_many_chunks_travel_in_few_arrays() -> None:
+    prompts = [Prompt(name, np.array([1], np.int32), np.array([0], np.uint64)) for name in ("a", "b")]
+    chunks = [
+        Chunk(name, index, "run@1", np.arange(size, dtype=np.int32), np.full(size, -1.5, np.float32), finish)
+        for name, index, size, finish in (("b", 1, 3, FINISHES[1]), ("a", 0, 0, FINISHES[3]), ("b", 0, 2, None))
+    ]
+    again = list(Chunks.of("run@1", chunks, {"a": 0, "b": 1}).split(prompts))
+    assert [(c.prompt, c.index, c.finish) for c in again] == [(c.prompt, c.index, c.finish) for c in chunks]
+    assert all(np.array_equal(one.tokens, other.tokens) for one, other in zip(chunks, again, strict=True))
+    assert all(np.array_equal(one.logprobs, other.logprobs) for one, other in zip(chunks, again, strict=True))

@@ -1,0 +1,77 @@
+"""The sampler: draws that are even, decided by seed and position, and follow the distribution asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lorad.engines.builtin.sampler import Steps, draw, keys_of, mix, parameters_of, sample, uniforms
+from lorad.protocol.batch import Sampling
+
+MASK = (1 << 64) - 1
+
+
+def splitmix64(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def test_mix_is_splitmix64() -> None:
+    values = [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
+    mixed = mix(torch.from_numpy(np.array(values, np.uint64).view(np.int64)))
+    assert mixed.numpy().view(np.uint64).tolist() == [splitmix64(value) for value in values]
+    assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first output of the published generator, seed 0
+
+
+def test_uniforms_are_even_and_uncorrelated_along_seeds_and_positions() -> None:
+    keys = mix(torch.arange(400))
+    grid = uniforms(keys[:, None], torch.arange(50)[None, :])
+    assert grid.min() >= 0 and grid.max() < 1
+    counts = torch.histc(grid.float(), 20, 0, 1)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi-square, 19 degrees of freedom, p < 0.001
+    for axis in (0, 1):
+        shifted = torch.roll(grid, 1, axis)
+        assert abs(float(((grid - 0.5) * (shifted - 0.5)).mean())) * 12 < 0.03
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0, 0.0]]).expand(4, -1)
+    uniform = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(probabilities, uniform).tolist() == [1, 3, 3, 3]
+
+
+def draws(logits: torch.Tensor, sampling: Sampling, count: int = 20000) -> tuple[torch.Tensor, torch.Tensor]:
+    """(frequency, logprob) of each token; frequencies from `count` seeds."""
+    keys, counts = keys_of(np.arange(count, dtype=np.uint64)), torch.zeros(count, dtype=torch.int64)
+    steps, parameters = Steps.of([sampling]), parameters_of([sampling] * count)
+    tokens, logprobs = sample(logits.expand(count, -1), keys, counts, parameters, steps)
+    known = torch.full_like(logits, float("nan")).index_put((tokens,), logprobs)
+    return torch.bincount(tokens, minlength=len(logits)) / count, known
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(1), [0, 1, 2, 3, 4]),
+        (Sampling(1, temperature=0.5), [0, 1, 2, 3, 4]),
+        (Sampling(1, top_k=2), [0, 4]),
+        (Sampling(1, top_p=0.6), [0, 4]),
+        (Sampling(1, top_k=3, top_p=0.9), [0, 1, 4]),
+        (Sampling(1, top_k=2, top_p=0.55), [0]),  # 0.46 of all mass, but 0.62 of what top_k leaves
+        (Sampling(1, top_p=1e-6), [0]),
+        (Sampling(1, temperature=0.0), [0]),
+    ],
+    ids=["plain", "cold", "top-k", "top-p", "top-k-then-top-p", "top-p-of-top-k", "tiny-top-p", "greedy"],
+)
+def test_tokens_follow_the_distribution_that_was_asked_for(sampling: Sampling, kept: list[int]) -> None:
+    scaled = torch.log_softmax(LOGITS / (sampling.temperature or 1.0), -1)
+    expected = torch.zeros(5).index_put((torch.tensor(kept),), scaled[kept].exp())
+    frequency, logprobs = draws(LOGITS, sampling)
+    assert (frequency - expected / expected.sum()).abs().max() < 0.012
+    assert set(frequency.nonzero()[:, 0].tolist()) == set(kept)
+    assert (logprobs[kept] - scaled[kept]).abs().max() < 1e-6  # before truncation
