@@ -1,9 +1,8 @@
-"""What is the builtin trainer's own: its micro-batches, its optimizer, its arithmetic, its registry."""
+"""What is the builtin trainer's own: its micro-batches, its optimizer, its arithmetic, its files."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from lorad.adapters.peft import write_peft
-from lorad.engines.registry import BACKENDS, engine_class
-from lorad.errors import AdapterRefused, SpecError
+from lorad.errors import AdapterRefused, IntegrityError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.decoder import hidden, logits
 from lorad.models.loading import load_base
 from lorad.models.lora import LoraApply
-from lorad.protocol.batch import Batch, PolicyLoss
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss
+from lorad.rl.loss import TokenLosses, loss_stats
 from lorad.trainers.base import GradientWork, Optimizer, Policy
 from lorad.trainers.builtin import passes
 from lorad.trainers.builtin.adamw import adamw
 from lorad.trainers.builtin.init import initial_a
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.slot import Slot
+from lorad.trainers.builtin.microbatch import pack, plan
+from lorad.trainers.builtin.slot import Slot, l2_norm
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from lorad.trainers.registry import trainer_class
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model, write_random_model
-from tests.conformance.trainer_kit import accumulate, flat, open_trained, spec_for, targets_for, train
+from tests.conformance.trainer_kit import accumulate, flat, open_trained, saved, spec_for, targets_for, train
 
 CPU = torch.device("cpu")
 
@@ -108,6 +108,7 @@ async def test_chunks_of_logits_give_the_same_gradients(
         await open_trained(trainer, slot)
     await accumulate(trainer, "whole", random_batch(5))
     monkeypatch.setattr(passes, "LOGITS", 128 * 7)
+    monkeypatch.setattr(passes, "ROWS", 1)
     await accumulate(trainer, "chunked", random_batch(5))
     whole, chunked = (trainer._slots[slot].grads for slot in ("whole", "chunked"))
     assert whole.norm() > 0.1
@@ -125,14 +126,54 @@ async def test_logits_never_exist_for_all_tokens_at_once(
 
     monkeypatch.setattr(passes, "logits", counted)
     monkeypatch.setattr(passes, "LOGITS", 128 * 7)
+    monkeypatch.setattr(passes, "ROWS", 1)
     await open_trained(trainer, "a")
     await accumulate(trainer, "a", random_batch(5))
     await trainer.logprobs(Policy("a"), random_batch(5))
     assert len(made) > 10 and max(made) <= 128 * 7
 
 
-def test_a_whole_chunk_of_logits_fits_into_a_small_box() -> None:
-    assert 4 * passes.LOGITS <= 64 * 2**20
+@pytest.mark.parametrize("vocab", [100, 2**15, 2**18])
+def test_a_chunk_of_logits_fits_into_a_small_box_and_reads_the_head_seldom(trainer: BuiltinTrainer, vocab: int) -> None:
+    config = dataclasses.replace(trainer._base.config, vocab_size=vocab)
+    rows = passes._most_rows(dataclasses.replace(trainer._base, config=config))
+    assert rows >= 128 and 4 * rows * vocab <= 128 * 2**20
+
+
+@pytest.mark.parametrize(("most", "count"), [(7, 25), (120, 2)])  # 49, 57 and 57 tokens
+def test_chunks_cut_each_slot_s_tokens_where_a_call_of_its_own_does(
+    trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch, most: int, count: int
+) -> None:
+    """A dropout mask on the head is drawn chunk by chunk, and a GPU draws another one for other rows."""
+    monkeypatch.setattr(passes, "LOGITS", 128 * most)
+    monkeypatch.setattr(passes, "ROWS", 1)
+    pieces = [next(plan(random_batch(seed), 1000, share=False)) for seed in (1, 2, 3)]
+    together = pack(trainer._base, pieces)
+    chunks = list(passes._chunks(trainer._base, together))
+    assert [token for chunk in chunks for token in range(10_000)[chunk]] == list(range(together.targets.numel()))
+    assert max(chunk.stop - chunk.start for chunk in chunks) <= most
+    alone = [list(passes._chunks(trainer._base, pack(trainer._base, [piece]))) for piece in pieces]
+    within = [passes._within(together.tokens, chunk) for chunk in chunks]
+    for index, cuts in enumerate(alone):
+        ours = [found[index].stop - found[index].start for found in within]
+        assert [size for size in ours if size] == [cut.stop - cut.start for cut in cuts]
+    assert len(chunks) == count
+
+
+async def test_statistics_are_read_once_for_each_slot(trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(losses: TokenLosses, entropy: torch.Tensor, normaliser: float) -> LossStats:
+        read.append(entropy.numel())
+        return loss_stats(losses, entropy, normaliser)
+
+    monkeypatch.setattr(passes, "loss_stats", counted)
+    monkeypatch.setattr(passes, "LOGITS", 128 * 7)
+    monkeypatch.setattr(passes, "ROWS", 1)
+    await trainer.open("a", spec_for(trainer))
+    batch = random_batch(5)
+    assert (await accumulate(trainer, "a", batch)).tokens == batch.completions.size
+    assert read == [batch.completions.size]
 
 
 @pytest.mark.parametrize("budget", [16384, 200])
@@ -172,6 +213,11 @@ def test_dropout_draws_a_mask_for_each_module_before_a(trainer: BuiltinTrainer, 
 # Optimizer and init
 
 
+def test_the_norm_of_many_numbers_is_right() -> None:
+    assert l2_norm(torch.full((2**24,), 1e-3)) == pytest.approx(1e-3 * 2**12, rel=1e-4)
+    assert l2_norm(torch.tensor([3.0, 4.0])) == 5
+
+
 def test_the_optimizer_is_torch_s_adamw_bit_for_bit() -> None:
     optimizer = Optimizer(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
     generator = torch.Generator().manual_seed(0)
@@ -207,6 +253,23 @@ async def test_zero_init_is_zero_and_an_unknown_one_is_refused(trainer: BuiltinT
         await trainer.open("other", spec_for(trainer, init="orthogonal"))
 
 
+# Checkpoints
+
+
+async def test_a_generator_s_state_of_another_device_matters_only_with_dropout(
+    trainer: BuiltinTrainer, tmp_path: Path
+) -> None:
+    for slot, dropout in (("still", 0.0), ("drawn", 0.5)):
+        await open_trained(trainer, slot, dropout=dropout)
+        directory = await saved(trainer, slot, tmp_path / slot)
+        save_file({"dropout": np.zeros(16, np.uint8)}, directory / "rng.safetensors")  # as a GPU's
+    await trainer.load("still", tmp_path / "still")
+    before = flat(await trainer.export("drawn"))
+    with pytest.raises(IntegrityError, match="no state of a generator on cpu"):
+        await trainer.load("drawn", tmp_path / "drawn")
+    assert np.array_equal(flat(await trainer.export("drawn")), before)
+
+
 # bfloat16
 
 
@@ -220,34 +283,3 @@ async def test_a_bfloat16_base_trains_an_fp32_adapter(untied: Path, compute: Com
     assert ours[1].grad_norm == pytest.approx(theirs[1].grad_norm, rel=0.1)
     exported = await half.export("a")
     assert {tensor.dtype for tensor in exported.tensors.values()} == {np.dtype(np.float32)}
-
-
-# Registry
-
-
-@pytest.mark.parametrize("module", ["lorad.trainers.registry", "lorad.engines.registry"])
-def test_a_registry_imports_no_backend(module: str) -> None:
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_backends_are_found_by_name_or_by_place() -> None:
-    assert trainer_class("builtin") is BuiltinTrainer
-    assert trainer_class("mine", "lorad.trainers.builtin.trainer:BuiltinTrainer") is BuiltinTrainer
-    assert engine_class("mine", BACKENDS["builtin"]) is engine_class("builtin")
-
-
-@pytest.mark.parametrize(
-    ("name", "override", "message"),
-    [
-        ("bultin", None, "no trainer 'bultin'"),
-        ("mine", "lorad.no_such_module:Trainer", "can not be imported"),
-        ("mine", "lorad.errors:NoSuchClass", "can not be imported"),
-        ("mine", "lorad.errors:SpecError", "is no trainer"),
-    ],
-)
-def test_a_backend_that_is_none_is_refused(name: str, override: str | None, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        trainer_class(name, override)
-    with pytest.raises(SpecError, match=message.replace("trainer", "engine")):
-        engine_class(name, override)

@@ -9,7 +9,7 @@ import torch
 from lorad.models.base import Base
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch
-from lorad.trainers.builtin.blocks import LONG, Sequences, similar
+from lorad.trainers.builtin.blocks import LONG, Layout, Sequences, similar
 from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
 from tests.conformance.reference import random_batch, write_random_model
 
@@ -71,6 +71,12 @@ def test_a_batch_without_samples_has_no_piece() -> None:
     assert list(plan(Batch.of([]), 100, share=True)) == []
 
 
+def test_the_prompt_of_a_group_without_samples_is_not_computed(base: Base) -> None:
+    groups = [(tokens(9, 9), []), (tokens(5), [tokens(6, 7)])]
+    (piece,) = plan(Batch.of([*groups, *groups, groups[0]]), 100, share=True)
+    assert ids_of(base, piece) == [5, 5, 6, 6]
+
+
 def test_pieces_of_several_slots_share_micro_batches(base: Base) -> None:
     batches = [random_batch(seed, groups=groups) for seed, groups in ((1, 5), (2, 1), (3, 9))]
     alone = [[piece.samples for piece in plan(batch, 40, share=True)] for batch in batches]
@@ -105,3 +111,28 @@ def test_sequences_of_the_fused_kernel_have_prompts_of_one_length() -> None:
     lengths = np.array([LONG, LONG + 1, 10, 10, 10])
     runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, 0, 1, 0]))
     assert [block.tolist() for block in similar(runs)] == [[1, 0], [2, 4], [3]]
+
+
+def test_a_short_sequence_is_no_reason_to_join_long_ones() -> None:
+    lengths = np.array([50, 300, 500, 1000, 200, 200, 200, 200])
+    runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, -1, -1, 0, 1, 2, 3]))
+    assert [block.tolist() for block in similar(runs)] == [[3], [2], [1], [0], [4], [5], [6], [7]]
+
+
+def test_padding_makes_no_block_of_the_fused_kernel_with_unlike_prompts() -> None:
+    lengths = np.array([LONG - 16, 10, 10, 20])
+    runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, -1, 0, 1]))
+    assert [block.tolist() for block in similar(runs)] == [[0], [1], [3], [2]]
+
+
+def test_a_long_sequence_does_not_pad_a_short_one_with_the_same_prompt() -> None:
+    lengths = np.array([9, 10, 2 * LONG])
+    runs = Sequences(np.cumsum(lengths) - lengths, lengths, np.array([-1, 0, 0]))
+    assert [block.tolist() for block in similar(runs)] == [[0], [1], [2]]
+
+
+def test_fused_prompts_have_no_mask(base: Base) -> None:
+    lengths = np.array([LONG + 1, 5])
+    prompts, samples = Layout(base, LONG + 6, Sequences(np.array([0, LONG + 1]), lengths, np.array([-1, 0]))).blocks
+    assert prompts.fused and prompts.bias is None
+    assert samples.fused and samples.bias is not None and samples.bias.shape == (1, 1, 5, LONG + 6)

@@ -85,7 +85,8 @@ def recomputed(
 ) -> Tensor:
     """layer(x), of which only x is kept: the backward computes the rest again (arXiv 1604.06174).
 
-    The layer puts its parameters' gradients where they belong by itself. anchor: any tensor that requires grad.
+    The layer puts its parameters' gradients where they belong by itself; it has some, or x requires grad. anchor: any
+    tensor that requires grad.
     generators: all that the layer draws from; the second time they give what they gave the first time, and end as if
     there had been no second time.
     """

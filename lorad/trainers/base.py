@@ -12,6 +12,7 @@ keyed by logical Hugging Face names, whatever the backend's sharding. Rules that
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -29,7 +30,8 @@ class TrainerCapabilities(Struct, frozen=True):
 
     dtype: str  # of the base's arithmetic; adapters, gradients and Adam are fp32
     max_tokens: int  # prompt and completion together
-    deterministic: bool
+    vocab: int  # token ids are 0 to vocab - 1
+    deterministic: bool  # the same calls give the same bits, with the same number of threads
     offload: bool
 
 
@@ -116,7 +118,7 @@ class Trainer(ABC):
         The caller gives the normaliser of the whole (mini-)batch: its number of completion tokens for level "token",
         of samples for level "sequence". Split into micro-batches inside by `tokens_per_microbatch`, whose activations
         are recomputed in the backward with `activation_checkpointing`: less memory, more time, the same gradients.
-        Raises NotFound and ValueError before anything is computed.
+        Raises NotFound and ValueError (see `check_work`) before anything is computed.
         """
 
     async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
@@ -125,7 +127,7 @@ class Trainer(ABC):
         Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises NotFound
         and ValueError (also for a slot that is named twice) before anything is computed.
         """
-        check_work(work, self.slots(), self.capabilities().max_tokens)
+        check_work(work, self.slots(), self.capabilities())
         return [await self.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser) for w in work]
 
     @abstractmethod
@@ -137,7 +139,10 @@ class Trainer(ABC):
 
     @abstractmethod
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
-        """float32 [T]: log-probability of each completion token, dropout off."""
+        """float32 [T]: log-probability of each completion token, dropout off.
+
+        Raises NotFound and ValueError (see `check_batch`) before anything is computed.
+        """
 
     @abstractmethod
     async def export(self, slot: str) -> Adapter:
@@ -152,7 +157,11 @@ class Trainer(ABC):
 
     @abstractmethod
     async def load(self, slot: str, directory: Path) -> None:
-        """Restore weights, Adam state and RNG of an open slot. Raises IntegrityError unless every key is there."""
+        """Restore weights, Adam state and RNG of an open slot, whose dropout and seed may be others than when saved.
+
+        Raises IntegrityError, and changes nothing, unless every key is there and modules, rank, alpha and rslora are
+        the slot's.
+        """
 
     @abstractmethod
     async def offload(self) -> None:
@@ -166,8 +175,11 @@ class Trainer(ABC):
         """Forget a slot. Raises NotFound."""
 
 
-def check_work(work: Sequence[GradientWork], slots: Collection[str], max_tokens: int) -> None:
-    """Raises NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item."""
+def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: TrainerCapabilities) -> None:
+    """Raises NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item.
+
+    Of a batch without samples the normaliser may be 0.
+    """
     names = [item.slot for item in work]
     for name in names:
         if name not in slots:
@@ -175,16 +187,29 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], max_tokens:
     if len(set(names)) < len(names):
         raise ValueError("a slot is named twice: join its batches, or make two calls")
     for item in work:
-        check_batch(item.batch, max_tokens)
+        check_batch(item.batch, takes, item.loss.temperature)
         _check_targets(item.batch, item.targets)
+        if item.batch.completions.size and not 0 < item.normaliser < math.inf:
+            raise ValueError(f"the normaliser is {item.normaliser}, not a positive number")
+        if item.loss.kl_coef and item.targets.reference_logprobs is None:
+            raise ValueError("a KL coefficient needs the reference's log-probabilities")
 
 
-def check_batch(batch: Batch, max_tokens: int) -> None:
-    """Raises ValueError when the lengths do not add up or a sample is longer than the trainer takes."""
+def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
+    """Raises ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes, for token
+    ids outside of the vocabulary and for a temperature that is not positive.
+    """
     batch.check()
-    longest = (np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths).max(initial=0)
-    if longest > max_tokens:
-        raise ValueError(f"a sample of {longest} tokens exceeds the {max_tokens} of the base")
+    samples = np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths
+    for what, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
+        if (longest := lengths.max(initial=0)) > takes.max_tokens:
+            raise ValueError(f"a {what} of {longest} tokens exceeds the {takes.max_tokens} of the base")
+    for what, ids in (("prompts", batch.prompts), ("completions", batch.completions)):
+        outside = ids[(ids < 0) | (ids >= takes.vocab)]
+        if outside.size:
+            raise ValueError(f"token {outside[0]} in the {what} is none of the {takes.vocab} of the base")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"the temperature is {temperature}, not a positive number")
 
 
 def _check_targets(batch: Batch, targets: PolicyTargets) -> None:

@@ -94,10 +94,20 @@ class Checkpoints(TrainerCase):
     async def test_a_missing_file_is_refused(self, trainer: Trainer, tmp_path: Path) -> None:
         await open_trained(trainer, "a", dropout=0.1)
         good = await saved(trainer, "a", tmp_path / "good")
-        for path in sorted(good.glob("*.safetensors")):
+        for path in sorted(good.iterdir()):
             bad = Path(shutil.copytree(good, tmp_path / f"without {path.name}"))
             (bad / path.name).unlink()
             await self.assert_refused(trainer, bad, good, path.name)
+
+    @pytest.mark.parametrize("change", [{"alpha": 64}, {"rslora": True}, {"rank": 8}])
+    async def test_a_checkpoint_of_another_adapter_is_refused(
+        self, trainer: Trainer, tmp_path: Path, change: dict[str, object]
+    ) -> None:
+        await open_trained(trainer, "b", **change)
+        other = await saved(trainer, "b", tmp_path / "other")
+        await open_trained(trainer, "a", dropout=0.1)
+        named = "wrong shape" if "rank" in change else f"its {next(iter(change))} is"
+        await self.assert_refused(trainer, other, await saved(trainer, "a", tmp_path / "good"), named)
 
     async def assert_refused(self, trainer: Trainer, bad: Path, good: Path, named: str) -> None:
         """IntegrityError that names the fault; the slot is as it was saved in `good`."""

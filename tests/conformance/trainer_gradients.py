@@ -69,6 +69,27 @@ class Gradients(TrainerCase):
         np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
         np.testing.assert_allclose(steps[2], steps[0], atol=self.close_to)
 
+    async def test_a_cut_inside_of_a_group_with_twins_changes_nothing(self, trainer: Trainer, start: Path) -> None:
+        a, b, x, y = [9, 8, 7], [6, 5, 4, 3, 2], list(range(20, 31)), [50, 51, 52]
+        samples = [np.array(sample, np.int32) for sample in (a, b, x, y, b, a)]
+        batch, steps, logprobs = Batch.of([(np.array([5], np.int32), samples)]), [], []
+        for budget in (16384, 17):
+            await self.open_plain(trainer, start, tokens_per_microbatch=budget)
+            logprobs.append(await trainer.logprobs(Policy("plain"), batch))
+            await accumulate(trainer, "plain", batch)
+            steps.append(await self.gradient(trainer, "plain"))
+        np.testing.assert_allclose(logprobs[1], logprobs[0], atol=self.close_to)
+        np.testing.assert_allclose(steps[1], steps[0], atol=self.close_to)
+
+    async def test_recomputed_layers_before_the_first_adapted_one_change_no_bit(self, trainer: Trainer) -> None:
+        last = max(trainer.modules(), key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+        steps = []
+        for recomputed in (False, True):
+            await open_trained(trainer, "a", modules=(last,), activation_checkpointing=recomputed)
+            steps.append(flat(await trainer.export("a")))
+            await trainer.close("a")
+        assert self.same(trainer, *steps)
+
     @pytest.mark.parametrize("dropout", [0.0, 0.2])
     async def test_recomputed_activations_change_no_bit(self, trainer: Trainer, start: Path, dropout: float) -> None:
         steps, stats = [], []

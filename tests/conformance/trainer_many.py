@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lorad.errors import NotFound
-from lorad.protocol.batch import LossStats, PolicyLoss
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 from lorad.trainers.base import GradientWork, Policy, SlotSpec, Trainer
 from tests.conformance.reference import random_batch
-from tests.conformance.trainer_kit import TrainerCase, flat, saved, spec_for, targets_for, train
+from tests.conformance.trainer_kit import PLAIN, TrainerCase, flat, saved, spec_for, targets_for, train
 
 
 def work_for(slot: str, seed: int, groups: int = 3, **loss: object) -> GradientWork:
@@ -78,6 +78,45 @@ class Many(TrainerCase):
                 await trainer.close(slot)
         self.assert_same_files(trainer, *ends)
 
+    @pytest.mark.parametrize("poison", [np.nan, np.inf])
+    async def test_what_is_not_finite_stays_in_its_slot(self, trainer: Trainer, poison: float) -> None:
+        ends = []
+        for factor in (1, poison):
+            for slot in ("healthy", "poisoned"):
+                await trainer.open(slot, spec_for(trainer, optimizer=PLAIN))
+            good, bad = work_for("healthy", 1), work_for("poisoned", 2)
+            advantages = bad.targets.advantages * np.float32(factor)
+            bad = msgspec.structs.replace(bad, targets=msgspec.structs.replace(bad.targets, advantages=advantages))
+            await trainer.forward_backward_many([good, bad])
+            assert (await trainer.optim_step("poisoned", PLAIN.eps, 0.0)).applied == (factor == 1)
+            assert (await trainer.optim_step("healthy", PLAIN.eps, 0.0)).applied
+            ends.append(flat(await trainer.export("healthy")))
+            for slot in ("healthy", "poisoned"):
+                await trainer.close(slot)
+        np.testing.assert_allclose(ends[1], ends[0], atol=self.close_to)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"loss": PolicyLoss(kl_coef=0.1)},
+            {"loss": PolicyLoss(temperature=0.0)},
+            {"loss": PolicyLoss(temperature=np.nan)},
+            {"normaliser": 0.0},
+            {"normaliser": -1.0},
+            {"normaliser": np.nan},
+            {"normaliser": np.inf},
+        ],
+        ids=str,
+    )
+    async def test_what_can_not_be_computed_is_refused_before(
+        self, trainer: Trainer, change: dict[str, object]
+    ) -> None:
+        for slot in ("a", "b"):
+            await trainer.open(slot, spec_for(trainer))
+        with pytest.raises(ValueError):
+            await trainer.forward_backward_many([work_for("a", 1), msgspec.structs.replace(work_for("b", 2), **change)])
+        assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+
     @pytest.mark.parametrize("fault", ["targets", "lengths", "too long", "no slot", "twice"])
     async def test_one_bad_item_is_refused_before_anything_is_computed(self, trainer: Trainer, fault: str) -> None:
         for slot in ("a", "b"):
@@ -109,6 +148,19 @@ class Many(TrainerCase):
         assert stats[0] == LossStats() and stats[1].tokens > 0
         assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
         assert (await trainer.optim_step("b", 1e-2, 1.0)).grad_norm > 0
+
+    async def test_a_group_without_samples_changes_nothing(self, trainer: Trainer) -> None:
+        prompt, sample, other = (np.array(ids, np.int32) for ids in ([1, 2, 3], [4, 5], [9] * 20))
+        targets, steps = PolicyTargets(np.ones(2, np.float32), np.zeros(4, np.float32)), []
+        for empty in (False, True):
+            between: list[tuple[np.ndarray, list[np.ndarray]]] = [(other, [])] if empty else []
+            batch = Batch.of([*between, (prompt, [sample]), *between, (prompt, [sample]), *between])
+            await trainer.open("a", spec_for(trainer, optimizer=PLAIN, tokens_per_microbatch=8))
+            await trainer.forward_backward_many([GradientWork("a", batch, targets, PolicyLoss(), 4.0)])
+            await trainer.optim_step("a", PLAIN.eps, 0.0)
+            steps.append(flat(await trainer.export("a")))
+            await trainer.close("a")
+        assert self.same(trainer, *steps)
 
     async def test_the_open_slots_are_known(self, trainer: Trainer) -> None:
         for slot in ("a", "b"):

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from lorad.errors import AdapterRefused, Conflict, NotFound
+from lorad.protocol.batch import Batch
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import random_batch
 from tests.conformance.trainer_kit import (
@@ -126,6 +128,30 @@ class Slots(TrainerCase):
         with pytest.raises(ValueError):
             await accumulate(trainer, "a", batch, sampler_logprobs=np.ones(1, np.float32))
         assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+
+    @pytest.mark.parametrize("part", ["prompts", "completions"])
+    @pytest.mark.parametrize("token", [-1, None])
+    async def test_a_token_that_the_base_has_not_is_refused(
+        self, trainer: Trainer, part: str, token: int | None
+    ) -> None:
+        await trainer.open("a", spec_for(trainer))
+        batch = random_batch(5)
+        ids = getattr(batch, part).copy()
+        ids[-1] = trainer.capabilities().vocab if token is None else token
+        bad = msgspec.structs.replace(batch, **{part: ids})
+        with pytest.raises(ValueError, match=part):
+            await trainer.logprobs(BASE, bad)
+        with pytest.raises(ValueError, match=part):
+            await accumulate(trainer, "a", bad)
+        assert (await trainer.optim_step("a", 1e-2, 1.0)).grad_norm == 0
+
+    async def test_log_probabilities_that_can_not_be_computed_are_refused(self, trainer: Trainer) -> None:
+        for temperature in (0.0, -1.0, np.nan, np.inf):
+            with pytest.raises(ValueError, match="temperature"):
+                await trainer.logprobs(BASE, random_batch(0), temperature)
+        endless = np.zeros(trainer.capabilities().max_tokens + 1, np.int32)
+        with pytest.raises(ValueError, match="prompt"):
+            await trainer.logprobs(BASE, Batch.of([(endless, []), *random_batch(0).groups()]))
 
     async def test_offloading_keeps_the_capability_s_word(self, trainer: Trainer) -> None:
         before = await trainer.logprobs(BASE, random_batch(0))

@@ -44,14 +44,14 @@ class Block:
 
     queries: int64 [S * heads * Q], kv head by kv head: rows of q seen as [rows * heads, head_dim]. keys: int64
     [S * kv * K], likewise of k and v. live: [S, 1, 1, Q, 1], zero where a query is padding; None when none is. sharers:
-    [prompts, S], one where a sequence has that prompt; None of prompts.
+    int64 [S], the prompt of each sequence, counted in the order of the blocks; None of prompts.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
-    fused: bool  # which kernel, and so which bias: boolean [S or 1, 1, Q, K], else [S * kv or 1, heads / kv * Q, K]
+    fused: bool  # which kernel, and so which bias: boolean [1, 1, Q, K], else [S * kv or 1, heads / kv * Q, K]
     queries: Tensor
     keys: Tensor
-    bias: Tensor
+    bias: Tensor | None  # None of fused prompts: the kernel knows what is causal
     live: Tensor | None
     sharers: Tensor | None
 
@@ -92,29 +92,36 @@ class Layout:
         _write(out, query_heads, outputs, live[:, None, None])
         _write(home, key_heads, keys, np.pad(live, ((0, 0), (wide, 0)))[:, None])
         fused = wide + long > LONG
-        visible = _visible(prefixes, wide, long)
         return Block(
             shape=(len(group), wide, long, wide + long),
             fused=fused,
             queries=self._tensor(query_heads.ravel()),
             keys=self._tensor(key_heads.ravel()),
-            bias=self._tensor(visible) if fused else self._bias(visible),
+            bias=self._bias(prefixes, wide, long, fused),
             live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
-            sharers=self._sharers(owner),
+            sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
         )
 
-    def _bias(self, visible: np.ndarray) -> Tensor:
-        """[S * kv or 1, heads / kv * Q, K]: zero where visible, else minus infinity."""
-        shown = self._tensor(visible)
-        bias = torch.zeros(shown.shape, dtype=self._base.dtype, device=shown.device).masked_fill_(~shown, float("-inf"))
+    def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool) -> Tensor | None:
+        """Where visible zero, else minus infinity; of the fused kernel true and false."""
+        if fused and not wide:
+            return None
+        visible = self._visible(prefixes, wide, long)
+        if fused:
+            return visible
+        bias = torch.zeros(visible.shape, dtype=self._base.dtype, device=visible.device)
+        bias.masked_fill_(~visible, float("-inf"))
         kv = 1 if len(visible) == 1 else self.kv
         full = bias[:, :, None].expand(-1, kv, self.heads // self.kv, -1, -1)
-        return full.reshape(len(visible) * kv, -1, bias.shape[-1])
+        return full.reshape(len(visible) * kv, -1, wide + long)
 
-    def _sharers(self, owner: Ints) -> Tensor | None:
-        if owner[0] < 0:
-            return None
-        return self._tensor(np.arange(self.prompts)[:, None] == self._rank[owner]).to(self._base.dtype)
+    def _visible(self, prefixes: Ints, wide: int, long: int) -> Tensor:
+        """bool [S or 1, 1, Q, K]: which keys a query may attend to. Made on the device: it may be large."""
+        keys = torch.arange(wide + long, device=self._base.device)
+        visible = (keys <= keys[wide:, None])[None, None]
+        if (prefixes == wide).all():
+            return visible
+        return visible & ((keys < self._tensor(prefixes)[:, None, None, None]) | (keys >= wide))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._base.device)
@@ -126,21 +133,33 @@ def similar(sequences: Sequences) -> Iterator[Ints]:
     In a block the longest is at most a quarter and 8 tokens longer than the shortest; where the fused kernel works,
     all have prompts of one length, so that one mask does for all.
     """
-    prefixes = sequences.prefixes
-    for chosen in (sequences.owner < 0, (sequences.owner >= 0) & (sequences.lengths > 0)):
+    lengths, prefixes = sequences.lengths, sequences.prefixes
+    for chosen in (sequences.owner < 0, (sequences.owner >= 0) & (lengths > 0)):
         some = np.flatnonzero(chosen)
-        apart = np.where(prefixes[some] + sequences.lengths[some] > LONG, prefixes[some], 0)
-        order = some[np.lexsort((-sequences.lengths[some], apart))]
-        taken: list[int] = []
-        for index, length in zip(order.tolist(), sequences.lengths[order].tolist(), strict=True):
-            first = taken[0] if taken else index
-            longest, keys = int(sequences.lengths[first]), int(sequences.lengths[first] + prefixes[first])
-            if longest > length * 5 // 4 + 8 or (keys > LONG and prefixes[index] != prefixes[first]):
-                yield np.array(taken)
-                taken = []
-            taken.append(index)
-        if taken:
+        order = some[np.lexsort((-lengths[some], _apart(lengths, prefixes)[some]))]
+        yield from _cut(order, lengths, prefixes)
+
+
+def _apart(lengths: Ints, prefixes: Ints) -> Ints:
+    """What sequences of one block have in common: the length of the prompt for the fused kernel, else 0."""
+    return np.where(prefixes + lengths > LONG, prefixes, 0)
+
+
+def _cut(order: Ints, lengths: Ints, prefixes: Ints) -> Iterator[Ints]:
+    """Sorted sequences as blocks; padding, too, takes keys, so short sequences may make up a long block."""
+    apart = _apart(lengths, prefixes)
+    taken: list[int] = []
+    widest = 0
+    for index in order.tolist():
+        first = taken[0] if taken else index
+        longest, widest = int(lengths[first]), max(widest, int(prefixes[index]))
+        uneven = longest > lengths[index] * 5 // 4 + 8 or apart[index] != apart[first]
+        if uneven or (longest + widest > LONG and prefixes[index] != prefixes[first]):
             yield np.array(taken)
+            taken, widest = [], int(prefixes[index])
+        taken.append(index)
+    if taken:
+        yield np.array(taken)
 
 
 def _cells(starts: Ints, lengths: Ints, width: int) -> Ints:
@@ -153,12 +172,3 @@ def _write(target: Ints, places: Ints, start: int, live: np.ndarray) -> None:
     """target[places] = start, start + 1, … for the live cells."""
     mask = np.broadcast_to(live, places.shape)
     target[places[mask]] = start + np.flatnonzero(mask)
-
-
-def _visible(prefixes: Ints, wide: int, long: int) -> np.ndarray:
-    """bool [S or 1, 1, Q, K]: which keys a query may attend to."""
-    if (prefixes == wide).all():
-        prefixes = prefixes[:1]
-    prompt = np.broadcast_to((np.arange(wide) < prefixes[:, None])[:, None, None], (len(prefixes), 1, long, wide))
-    own = np.broadcast_to(np.tril(np.ones((long, long), bool)), (len(prefixes), 1, long, long))
-    return np.concatenate([prompt, own], -1)

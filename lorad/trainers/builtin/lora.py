@@ -30,6 +30,11 @@ class SlotLora:
         self.anchor = slots[0].anchor
         self.generators = [slot.dropout for slot in slots if train and slot.spec.adapter.dropout]
 
+    @property
+    def first_layer(self) -> int:
+        """The first layer at which any of the slots has something; what is before it needs no backward."""
+        return min(layer for slot in self.slots for layer, _ in slot.sites)
+
     def at(self, ranges: Sequence[slice]) -> SlotLora:
         """The same slots on other rows."""
         return SlotLora(self.slots, ranges, self.train)
@@ -115,7 +120,7 @@ class _Part:
 
 
 def _accumulate(grad: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """grad += scale * left^T right, in fp32."""
+    """grad += scale * left^T right; the product is of the dtype of its factors, the sum fp32."""
     if left.dtype == grad.dtype:
         grad.addmm_(left.t(), right, alpha=scale)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,8 +76,10 @@ def twins(batch: Batch) -> Ints:
 def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
     """The batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by itself.
 
-    share: samples of a group with the same tokens are computed once (which dropout forbids: each has its own masks).
+    Groups without samples are left out. share: samples of a group with the same tokens are computed once (which dropout
+    forbids: each has its own masks).
     """
+    batch = _without_empty_groups(batch)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
     same = twins(batch) if share else np.arange(len(lengths))
@@ -94,6 +97,15 @@ def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
         there.add(twin)
     if lengths:
         yield Piece(batch, slice(first, len(lengths)), same)
+
+
+def _without_empty_groups(batch: Batch) -> Batch:
+    there = batch.group_sizes > 0
+    if there.all():
+        return batch
+    prompts = batch.prompts[np.repeat(there, batch.prompt_lengths)]
+    sizes = {"prompt_lengths": batch.prompt_lengths[there], "group_sizes": batch.group_sizes[there]}
+    return msgspec.structs.replace(batch, prompts=prompts, **sizes)
 
 
 def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
@@ -167,7 +179,7 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     widths = batch.prompt_lengths[groups].astype(np.int64)
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
-    _, computed, twin = np.unique(piece.same[samples], return_index=True, return_inverse=True)
+    computed, twin = _firsts(piece.same[samples])
     runs = np.concatenate([widths, lengths[computed] - 1])
     starts = row + np.cumsum(runs) - runs
     step, last = _steps(lengths), np.cumsum(lengths) - 1
@@ -185,6 +197,13 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
         lengths=runs,
         owner=np.concatenate([np.full(len(widths), -1), owner[computed] + run]),
     )
+
+
+def _firsts(same: Ints) -> tuple[Ints, Ints]:
+    """(where each value is first, in that order; for each value of `same` which of these is its own)."""
+    _, found, own = np.unique(same, return_index=True, return_inverse=True)
+    order = np.argsort(found)
+    return found[order], np.argsort(order)[own]
 
 
 def _steps(lengths: Ints) -> Ints:

@@ -24,6 +24,9 @@ from lorad.trainers.base import SlotInfo, SlotSpec
 from lorad.trainers.builtin.adamw import adamw
 from lorad.trainers.builtin.init import initial_a
 
+NORMED_AT_ONCE = 2**18
+"""A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by 4e-5."""
+
 
 @dataclass(frozen=True, slots=True)
 class Half:
@@ -55,8 +58,7 @@ class Slot:
             torch.zeros(total, dtype=torch.float32, device=base.device) for _ in range(4)
         )
         self.step = 0
-        self.dropout = torch.Generator(device=base.device)
-        self.dropout.manual_seed(_seed("dropout", spec.seed))
+        self.dropout = dropout_generator(base.device, spec.seed)
         self.sites = self._sites(base)
         self.anchor = torch.zeros((), device=base.device, requires_grad=True)  # nothing ever flows into it
         generator = torch.Generator().manual_seed(spec.seed)
@@ -78,7 +80,7 @@ class Slot:
     def set_weights(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Overwrites every weight; names and shapes are those of `shapes`."""
         for name, view in self.views(self.weights).items():
-            view.copy_(torch.from_numpy(np.ascontiguousarray(tensors[name], np.float32)))
+            view.copy_(torch.from_numpy(np.array(tensors[name], np.float32)))
 
     def snapshot(self) -> Adapter:
         """A frozen copy of the adapter."""
@@ -90,7 +92,7 @@ class Slot:
 
     def optim_step(self, lr: float, max_grad_norm: float) -> tuple[float, bool]:
         """(norm before clipping, applied). Gradients are zero afterwards either way."""
-        norm = float(torch.linalg.vector_norm(self.grads))
+        norm = l2_norm(self.grads)
         applied = bool(np.isfinite(norm))
         if applied:
             if 0 < max_grad_norm < norm:
@@ -141,6 +143,19 @@ def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
     columns = first.shape[1]
     start = first.storage_offset()
     return flat[start : start + rows * columns].view(rows, columns)
+
+
+def l2_norm(flat: Tensor) -> float:
+    """The norm of the norms of its parts."""
+    norms = [torch.linalg.vector_norm(part) for part in flat.split(NORMED_AT_ONCE)]
+    return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+
+def dropout_generator(device: torch.device, seed: int) -> torch.Generator:
+    """As a new slot with this seed has it."""
+    generator = torch.Generator(device=device)
+    generator.manual_seed(_seed("dropout", seed))
+    return generator
 
 
 def _seed(purpose: str, seed: int) -> int:

@@ -45,11 +45,17 @@ class BuiltinTrainer(Trainer):
         self._slots: dict[str, Slot] = {}
 
     def capabilities(self) -> TrainerCapabilities:
-        deterministic = self._base.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        """On a GPU deterministic only where torch has been told to refuse kernels that are not: bits repeat as far as
+        torch keeps that word.
+        """
+        refuses = (
+            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
         return TrainerCapabilities(
             dtype=str(self._base.dtype).removeprefix("torch."),
             max_tokens=self._base.config.max_position_embeddings,
-            deterministic=deterministic,
+            vocab=self._base.config.vocab_size,
+            deterministic=self._base.device.type == "cpu" or refuses,
             offload=False,
         )
 
@@ -80,7 +86,7 @@ class BuiltinTrainer(Trainer):
         return await self._forward_backward(work)
 
     async def _forward_backward(self, work: Sequence[GradientWork]) -> list[LossStats]:
-        check_work(work, self._slots, self._base.config.max_position_embeddings)
+        check_work(work, self._slots, self.capabilities())
         slots = [self._slots[item.slot] for item in work]
         budgets = [slot.spec.tokens_per_microbatch for slot in slots]
         plans = [
@@ -106,7 +112,7 @@ class BuiltinTrainer(Trainer):
 
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         held = None if policy.slot is None else self._slot(policy.slot)
-        check_batch(batch, self._base.config.max_position_embeddings)
+        check_batch(batch, self.capabilities(), temperature)
         result = np.empty(batch.completions.size, np.float32)
         for piece in plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True):
             result[piece.tokens] = await self._compute.run(self._score, held, piece, temperature)

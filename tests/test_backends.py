@@ -1,0 +1,41 @@
+"""Trainers and engines are found by name, or by the place of a class."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lorad.engines.registry import BACKENDS, engine_class
+from lorad.errors import SpecError
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+from lorad.trainers.registry import trainer_class
+
+
+@pytest.mark.parametrize("module", ["lorad.trainers.registry", "lorad.engines.registry"])
+def test_a_registry_imports_no_backend(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_backends_are_found_by_name_or_by_place() -> None:
+    assert trainer_class("builtin") is BuiltinTrainer
+    assert trainer_class("mine", "lorad.trainers.builtin.trainer:BuiltinTrainer") is BuiltinTrainer
+    assert engine_class("mine", BACKENDS["builtin"]) is engine_class("builtin")
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("bultin", None, "no trainer 'bultin'"),
+        ("mine", "lorad.no_such_module:Trainer", "can not be imported"),
+        ("mine", "lorad.errors:NoSuchClass", "can not be imported"),
+        ("mine", "lorad.errors:SpecError", "is no trainer"),
+    ],
+)
+def test_a_backend_that_is_none_is_refused(name: str, override: str | None, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        trainer_class(name, override)
+    with pytest.raises(SpecError, match=message.replace("trainer", "engine")):
+        engine_class(name, override)
