@@ -218,6 +218,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SWEEPS))
     parser.add_argument("--svg", type=Path, default=SVG, help="default: scaling.svg beside this file")
     options = parser.parse_args()
+    if unknown := [name for name in options.only.split(",") if name not in SWEEPS]:
+        parser.error(f"there is no sweep {', '.join(unknown)}; choose from {', '.join(SWEEPS)}")
     found = {}
     with tempfile.TemporaryDirectory(prefix="lorad-bench-") as models:
         for name in options.only.split(","):
