@@ -11,6 +11,7 @@ LoradError                 what was wrong, where, and (hint) what to do next
  ├── AdapterRefused        an adapter that an engine or trainer must not load             exit 1
  ├── AttestationFailed     the engine does not serve the version that it should           exit 1
  ├── PoolLost              the pool of a run is gone                                      exit 1
+ ├── EngineGone            the engine died amid a call and comes back by itself           exit 1
  └── Fenced                a call of an attempt that is not the current one               exit 1
 """
 
@@ -85,6 +86,10 @@ class PoolLost(LoradError):
     """The pool of a run is gone; the run can be resumed."""
 
 
+class EngineGone(LoradError):
+    """The engine died amid a call, which changed nothing; it comes back by itself."""
+
+
 class Fenced(LoradError):
     """A call of an attempt that is not the current one of its run."""
 
@@ -105,6 +110,7 @@ KINDS: dict[str, type[LoradError]] = {
         AdapterRefused,
         AttestationFailed,
         PoolLost,
+        EngineGone,
         Fenced,
     )
 }

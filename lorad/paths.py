@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,26 @@ def socket_path(wanted: Path) -> Path:
     """
     if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
         return wanted
+    return _runtime_directory() / (hashlib.sha256(os.fsencode(wanted)).hexdigest()[:16] + ".sock")
+
+
+def private_directory(owner: Path) -> Path:
+    """A directory of `owner`'s, 0700 and of a short name, for sockets and what third parties call temporary files.
+
+    Derived from `owner` alone; whoever uses it makes and removes it.
+    """
+    return _runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
+
+
+def _runtime_directory() -> Path:
+    """Raises PermissionError when somebody else was there first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     directory = Path(runtime) / f"lorad-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    if directory.stat().st_uid != os.getuid() or directory.stat().st_mode & 0o077:
-        raise PermissionError(f"{directory} must belong to you and be 0700")
-    return directory / (hashlib.sha256(os.fsencode(wanted)).hexdigest()[:16] + ".sock")
+    there = directory.lstat()
+    if there.st_uid != os.getuid() or not stat.S_ISDIR(there.st_mode) or there.st_mode & 0o077:
+        raise PermissionError(f"{directory} must be a directory that belongs to you and is 0700")
+    return directory
 
 
 @dataclass(frozen=True)

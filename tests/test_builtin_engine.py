@@ -21,7 +21,7 @@ from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.builtin import calls
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.engines.builtin.versions import Held
+from lorad.engines.builtin.versions import HeldLora
 from lorad.errors import NotFound
 from lorad.models.base import Base
 from lorad.models.compute import Compute
@@ -192,7 +192,7 @@ async def test_samples_that_nobody_streams_come_whole_and_the_same(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_ended_sample_is_told_at_once_only_where_somebody_streams(stream: bool) -> None:
-    held = Held("run@1", "", None)
+    held = HeldLora("run@1", "", None)
     call = calls.Call("r", held, [prompt(seeds=range(2))], Sampling(max_new_tokens=1, stream=stream), None)
     assert call.report(time.monotonic()) in (None, [])
     call.samples[0].push(5, -1.0)

@@ -14,7 +14,7 @@ from lorad.engines.builtin.calls import Call, Sample
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
 from lorad.engines.builtin.steps import Result
-from lorad.engines.builtin.versions import Held
+from lorad.engines.builtin.versions import HeldLora
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
 from lorad.models.directory import linear_shapes, resolve
@@ -25,7 +25,7 @@ from lorad.models.merge import Merger
 from lorad.protocol.batch import Prompt, Sampling
 from tests.conformance.engine_suite import random_adapter
 
-NEVER = Held("base", "base", None)
+NEVER = HeldLora("base", "base", None)
 ENOUGH = 1 << 30
 LONG_PROMPT = tuple(4 + n % 60 for n in range(3 * BLOCK + 5))
 
@@ -35,13 +35,17 @@ def models() -> Merger:
     return Merger(load_base(resolve("builtin:tiny"), torch.float32, torch.device("cpu")))
 
 
-def version(base: Base, seed: int, rank: int = 4) -> Held:
+def version(base: Base, seed: int, rank: int = 4) -> HeldLora:
     adapter = random_adapter(linear_shapes(base.config), seed, rank)
-    return Held(f"run@{seed}", adapter.digest(), FrozenLora(base, adapter.tensors, adapter.config.scale))
+    return HeldLora(f"run@{seed}", adapter.digest(), FrozenLora(base, adapter.tensors, adapter.config.scale))
 
 
 def call(
-    held: Held = NEVER, counts: Sequence[int] = (2, 2), new: int = 24, start: Sequence[int] = (5, 9, 7), stops: int = 0
+    held: HeldLora = NEVER,
+    counts: Sequence[int] = (2, 2),
+    new: int = 24,
+    start: Sequence[int] = (5, 9, 7),
+    stops: int = 0,
 ) -> Call:
     """Prompts with so many samples each; about one token in 128 / stops ends a sample."""
     prompts = [
@@ -206,7 +210,7 @@ def test_what_one_version_spoils_reaches_no_other(models: Merger) -> None:
 def test_the_same_tensors_with_another_alpha_share_no_prompt(models: Merger, prefilled: list[int]) -> None:
     batch, held = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH)), version(models.base, 1)
     adapter = random_adapter(linear_shapes(models.base.config), 1)
-    halved = Held("run@2", held.digest, FrozenLora(models.base, adapter.tensors, adapter.config.scale / 2))
+    halved = HeldLora("run@2", held.digest, FrozenLora(models.base, adapter.tensors, adapter.config.scale / 2))
     for one in (held, halved):
         finish(batch, call(one, counts=[1], start=LONG_PROMPT))
     assert prefilled[0] == prefilled[1]

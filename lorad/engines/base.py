@@ -13,7 +13,8 @@ that are never reused (`sorter@12`). Rules that every engine keeps, checked by `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +56,26 @@ class LoadedVersion(Struct, frozen=True):
 
 
 class EngineHealth(Struct, frozen=True):
-    """`alive` is False when the engine has to be restarted; rates are of the last seconds."""
+    """`alive` is False when the pool has to be restarted; rates are of the last seconds. None: it is not told.
+
+    slots: distinct versions in one batch, the base not counted. prefix_hits: share of the prompt tokens of the last
+    minute whose keys and values were there already. cache_used: share of the memory for keys and values.
+    """
 
     alive: bool
     asleep: bool
     running: int  # samples being decoded
     waiting: int
     tokens_per_second: float
+    slots_used: int | None = None
+    slots: int | None = None
+    prefix_hits: float | None = None
+    cache_used: float | None = None
     detail: str = ""
+
+
+Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
+"""As `Engine.score`."""
 
 
 class Engine(ABC):
@@ -70,6 +83,10 @@ class Engine(ABC):
 
     @abstractmethod
     def capabilities(self) -> EngineCapabilities: ...
+
+    def software(self) -> dict[str, str]:
+        """Name and version of what serves, beside lorad and torch."""
+        return {}
 
     @abstractmethod
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
@@ -101,6 +118,25 @@ class Engine(ABC):
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         """float32 [T]: log-probability of each completion token under `version` (or BASE), temperature 1."""
 
+    async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
+        """`score` by each server of the engine that serves now; at least one."""
+        return [await self.score(version, batch)]
+
+    def settled(self) -> AbstractAsyncContextManager[None]:
+        """While inside, no part of the engine returns (see `on_return`): what `scores` says is said of all that serve.
+
+        Around a load and its attestation. What is called inside raises EngineGone when the last part is gone, instead
+        of waiting for one to return.
+        """
+        return nullcontext()
+
+    def on_return(self, check: Callable[[Scorer], Awaitable[None]]) -> None:  # noqa: B027 (most engines lose nothing)
+        """Await `check` whenever a part of the engine lost what it held and has loaded it again (restart, wake).
+
+        `check` gets a scorer of that part alone, which serves nobody before `check` returns. When it raises, that part
+        is never served from again, and calls that have nobody else to serve them raise the same.
+        """
+
     @abstractmethod
     async def abort(self, request: str) -> None:
         """End a generate call early: its unfinished samples end with finish "abort". Unknown names are ignored."""
@@ -119,6 +155,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def health(self) -> EngineHealth: ...
+
+    def stop_waiting(self) -> None:  # noqa: B027 (most engines never wait for a part of theirs)
+        """The pool is about to end: what waits for a part of the engine to return fails instead."""
 
     @abstractmethod
     async def close(self) -> None:

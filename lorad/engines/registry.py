@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from lorad.engines.base import Engine
 from lorad.errors import SpecError
 
-BACKENDS = {"builtin": "lorad.engines.builtin.engine:BuiltinEngine"}
+if TYPE_CHECKING:
+    from lorad.engines.remote.dialect import Dialect
+
+BACKENDS = {
+    "builtin": "lorad.engines.builtin.engine:BuiltinEngine",
+    "sglang": "lorad.engines.sglang.engine:SglangEngine",
+    "vllm": "lorad.engines.vllm.engine:VllmEngine",
+}
+DIALECTS = {
+    "sglang": "lorad.engines.sglang.dialect:SglangDialect",
+    "vllm": "lorad.engines.vllm.dialect:VllmDialect",
+}
+SERVERS = frozenset(DIALECTS)  # backends whose engine is a server in a process of its own
 
 
 def engine_class(name: str, override: str | None = None) -> type[Engine]:
@@ -28,4 +41,11 @@ def engine_class(name: str, override: str | None = None) -> type[Engine]:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise SpecError(f"rollout.backend: {place} is no engine", hint="name a subclass of lorad.engines.base.Engine")
+    return found
+
+
+def dialect_class(name: str) -> type[Dialect]:
+    """How the servers of a backend in SERVERS are spoken to. It imports no torch."""
+    module, _, attribute = DIALECTS[name].partition(":")
+    found: type[Dialect] = getattr(importlib.import_module(module), attribute)
     return found

@@ -29,6 +29,7 @@ class Sampling(Struct, frozen=True):
 
     A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are. stream:
     whether somebody reads tokens as they come; without it an engine may keep a sample back until all have ended.
+    logprobs: whether somebody uses them; without it they may be of another temperature.
     """
 
     max_new_tokens: int
@@ -38,6 +39,7 @@ class Sampling(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     stream: bool = True
+    logprobs: bool = True
 
 
 class Chunk(Struct, frozen=True):

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from lorad.protocol.batch import Batch, Chunks, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 
+CANARIES, CANARY_TOKENS = 8, 24  # unless a run asks for others
+
 
 class Nothing(Struct, frozen=True):
     """No arguments, or no result."""
@@ -55,8 +57,8 @@ class Open(Struct, frozen=True):
     activation_checkpointing: bool = False
     source: str | None = None
     resume_from: str | None = None
-    canaries: int = 8
-    canary_tokens: int = 24
+    canaries: int = CANARIES
+    canary_tokens: int = CANARY_TOKENS
 
 
 class Opened(Struct, frozen=True):
@@ -176,8 +178,22 @@ class Tenant(Struct, frozen=True):
     parameters: int
 
 
+class EngineStatus(Struct, frozen=True):
+    """See `EngineHealth` in lorad/engines/base.py. None: it is not told."""
+
+    alive: bool
+    asleep: bool
+    running: int
+    waiting: int
+    slots_used: int | None = None
+    slots: int | None = None
+    prefix_hits: float | None = None
+    cache_used: float | None = None
+    detail: str = ""
+
+
 class PoolStatus(Struct, frozen=True):
-    """What a pool does now. Rates are of the last seconds."""
+    """What a pool does now. Rates are of the last seconds. engine: None from a pool of before there was one."""
 
     info: PoolInfo
     tenants: list[Tenant]
@@ -186,6 +202,7 @@ class PoolStatus(Struct, frozen=True):
     trainer_tokens_per_second: float
     rss_bytes: int
     idle_seconds: float  # since the last call of a run; 0 while one is under way
+    engine: EngineStatus | None = None
 
 
 class Verb(Struct, frozen=True):

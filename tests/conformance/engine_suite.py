@@ -245,6 +245,37 @@ class EngineSuite:
             await engine.unload(f"run@{number}")
         assert list(await engine.loaded()) == []
 
+    async def test_swaps_under_load_fail_no_request_and_mix_no_versions(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        made: list[tuple[int, int, Completion]] = []  # version, seed, sample
+        current, swapping = 0, True
+
+        async def user(first: int) -> None:
+            seed = first
+            while swapping:
+                version = current
+                sampled = await complete(engine, f"run@{version}", [prompt(seeds=[seed])], SHORT, f"user{seed}")
+                made.append((version, seed, sampled["p", 0]))
+                seed += 4
+
+        await self.load(engine, "run@0", random_adapter(shapes, 0), tmp_path)
+        users = [asyncio.create_task(user(first)) for first in range(4)]
+        for number in range(1, 6):
+            seen = len(made)
+            await self.load(engine, f"run@{number}", random_adapter(shapes, number), tmp_path)
+            current = number
+            await engine.unload(f"run@{number - 1}")
+            while len(made) < seen + 4:  # noqa: ASYNC110 (of the users)
+                await asyncio.sleep(0.005)
+        swapping = False
+        await asyncio.gather(*users)
+        for number in range(6):
+            await self.load(engine, f"again@{number}", random_adapter(shapes, number), tmp_path)
+            for _, seed, (tokens, logprobs, _) in [m for m in made if m[0] == number][:3]:
+                again = (await complete(engine, f"again@{number}", [prompt(seeds=[seed])], SHORT))["p", 0]
+                assert again[0] == tokens and np.abs(np.subtract(again[1], logprobs)).max() <= self.tolerance
+
     async def test_sleep_gives_way_and_wake_serves_the_same(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from lorad.engines.builtin.versions import Held
+from lorad.engines.builtin.versions import HeldLora
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
 STREAM_SECONDS = 0.05  # how often growing samples of a call that streams are reported; its ended ones are at once
@@ -111,7 +111,7 @@ class Call:
     def __init__(
         self,
         request: str,
-        held: Held,
+        held: HeldLora,
         prompts: Sequence[Prompt],
         sampling: Sampling,
         decoder: Decoder | None,

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from lorad.adapters.adapter import Adapter
-from lorad.adapters.peft import read_peft
-from lorad.adapters.validate import validate
-from lorad.engines.base import AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
+from lorad.engines.base import BASE, AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
 from lorad.engines.builtin.budget import Budget
 from lorad.engines.builtin.calls import Call, Decoder
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import PrefixCache
 from lorad.engines.builtin.scoring import completion_logprobs, micro_batches
-from lorad.engines.builtin.versions import Held, Versions
-from lorad.errors import AdapterRefused, Conflict, SpecError
+from lorad.engines.builtin.versions import HeldLora
+from lorad.engines.receive import receive
+from lorad.engines.request import check_request
+from lorad.engines.versions import Versions
+from lorad.errors import Conflict, SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes
@@ -57,7 +58,7 @@ class BuiltinEngine(Engine):
         mix_calls: bool | None = None,
     ) -> None:
         self._base, self._compute, self._directory = base, compute, directory
-        self._versions = Versions(max_versions)
+        self._versions = Versions(max_versions, HeldLora(BASE, ""))
         self._models = Merger(base)
         self._max_rows = max_rows
         self._mix_calls = base.device.type != "cpu" if mix_calls is None else mix_calls
@@ -91,7 +92,7 @@ class BuiltinEngine(Engine):
         except BaseException:
             self._versions.release(name)
             raise
-        held = Held(name, source.digest, lora)
+        held = HeldLora(name, source.digest, lora)
         self._versions.put(held)
         return held.describe()
 
@@ -99,8 +100,8 @@ class BuiltinEngine(Engine):
         """`receive`, in a thread if there is something to hash."""
         shapes = linear_shapes(self._base.config)
         if source.adapter is not None and source.adapter.is_known:
-            return receive(source, shapes)
-        return await asyncio.to_thread(receive, source, shapes)
+            return receive(source, shapes, MAX_RANK)
+        return await asyncio.to_thread(receive, source, shapes, MAX_RANK)
 
     async def unload(self, name: str) -> None:
         held = await self._versions.remove(name)
@@ -112,7 +113,8 @@ class BuiltinEngine(Engine):
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
-        self._check(prompts, sampling)
+        config = self._base.config
+        check_request(prompts, sampling, config.vocab_size, config.max_position_embeddings)
         decoder = await self._decoder_for(sampling)
         with self._versions.use(version) as held:
             call = Call(request, held, prompts, sampling, decoder)
@@ -128,22 +130,6 @@ class BuiltinEngine(Engine):
             finally:
                 call.aborted = True
                 self._calls.remove(call)
-
-    def _check(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        config = self._base.config
-        if sampling.max_new_tokens < 1 or not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1:
-            raise ValueError(f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, not {sampling}")
-        if "" in sampling.stop:
-            raise ValueError("an empty stop string would end every sample at once")
-        for prompt in prompts:
-            size = len(prompt.tokens)
-            if not size or prompt.tokens.min() < 0 or prompt.tokens.max() >= config.vocab_size:
-                raise ValueError(f"prompt {prompt.id} is empty or has token ids outside 0..{config.vocab_size - 1}")
-            if size + sampling.max_new_tokens > config.max_position_embeddings:
-                raise ValueError(
-                    f"prompt {prompt.id}: {size} tokens and max_new_tokens {sampling.max_new_tokens} exceed "
-                    f"{config.max_position_embeddings}, the positions of the model"
-                )
 
     async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
         """The model's tokenizer, read when stop strings first need it."""
@@ -219,7 +205,15 @@ class BuiltinEngine(Engine):
         running = sum(bool(sample.tokens) for sample in samples)
         since = time.monotonic() - RATE_SECONDS
         tokens = sum(count for at, count in self._rate if at >= since)
-        return EngineHealth(not self._closed, False, running, len(samples) - running, tokens / RATE_SECONDS)
+        return EngineHealth(
+            alive=not self._closed,
+            asleep=False,
+            running=running,
+            waiting=len(samples) - running,
+            tokens_per_second=tokens / RATE_SECONDS,
+            slots_used=len(self._versions.table),
+            slots=self._versions.most,
+        )
 
     async def close(self) -> None:
         self._closed = True
@@ -227,22 +221,3 @@ class BuiltinEngine(Engine):
             call.aborted = True
         await asyncio.gather(*self._tasks.values())
         self._versions.table.clear()
-
-
-def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
-    """The adapter of a source, once its bytes are those that `source.digest` names and it fits the base."""
-    if source.adapter is not None:
-        adapter = source.adapter
-    elif source.directory is not None:
-        adapter = read_peft(source.directory)
-    else:
-        raise AdapterRefused("a source needs an adapter or a directory")
-    digest = adapter.digest()
-    if digest != source.digest:
-        raise AdapterRefused(
-            f"the adapter's sha256 is {digest}, not {source.digest}", hint="it was changed on its way: publish it again"
-        )
-    if adapter.config.rank > MAX_RANK:
-        raise AdapterRefused(f"rank {adapter.config.rank} exceeds {MAX_RANK}", hint="lower lora.rank")
-    validate(adapter, shapes)
-    return adapter

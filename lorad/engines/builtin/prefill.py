@@ -10,14 +10,14 @@ from torch import Tensor
 
 from lorad.engines.builtin.calls import Group
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
-from lorad.engines.builtin.versions import Held
+from lorad.engines.builtin.versions import HeldLora
 from lorad.models.decoder import hidden, logits
 from lorad.models.kv import ExtendAttention, KVCache, PrefillAttention
 from lorad.models.merge import Merger
 
 
 def prefill(
-    models: Merger, groups: Sequence[Group], held: Held, prefixes: PrefixCache | None
+    models: Merger, groups: Sequence[Group], held: HeldLora, prefixes: PrefixCache | None
 ) -> tuple[Tensor, KVCache]:
     """(logits [groups, vocab] after each prompt, a cache with one slot per prompt), all under one version."""
     known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
@@ -33,7 +33,7 @@ def prefill(
     return scores, cache
 
 
-def _forward(models: Merger, groups: Sequence[Group], starts: Sequence[int], cache: KVCache, held: Held) -> Tensor:
+def _forward(models: Merger, groups: Sequence[Group], starts: Sequence[int], cache: KVCache, held: HeldLora) -> Tensor:
     """Logits after the last token of each prompt, whose first tokens (`starts`) the cache holds already."""
     base, lora = models.alone(held.lora)
     rest = [group.tokens[start:] for group, start in zip(groups, starts, strict=True)]

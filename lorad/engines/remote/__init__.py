@@ -1,0 +1,1 @@
+"""Rollout engines that are servers in processes of their own: what is common to SGLang and vLLM."""

@@ -1,0 +1,185 @@
+"""One `generate` call on servers: a task for each sample, whose pieces come together in a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from lorad.engines.remote.dialect import Piece
+from lorad.engines.remote.http import ServerGone, ServerRefused, ServerSilent
+from lorad.engines.remote.server import ANSWER_SECONDS, Server
+from lorad.errors import LoradError, PoolLost
+from lorad.protocol.batch import Chunk, Prompt, Sampling
+
+log = logging.getLogger(__name__)
+
+TRIES = 4  # for one sample: each time on a server that serves, from its first token
+END = "."  # of every name of a sample: some servers abort whatever begins with a name
+
+Picker = Callable[[np.ndarray], Awaitable[Server]]
+"""The server for a prompt; waits while none serves, raises when none ever will."""
+
+
+class Call:
+    """version, server_name: as the caller and as the servers name it; server_name None is the base."""
+
+    def __init__(
+        self, request: str, version: str, server_name: str | None, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> None:
+        self.request, self.version, self.server_name = request, version, server_name
+        self.prompts, self.sampling = prompts, sampling
+        self.aborted = False
+        self._queue: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: dict[str, Server] = {}
+        self._waiting: set[asyncio.Task[None]] = set()  # for a server, or for their turn
+
+    @property
+    def running(self) -> int:
+        """Samples that a server works on."""
+        return len(self._under_way)
+
+    @property
+    def waiting(self) -> int:
+        """Samples that have not been given to a server."""
+        return sum(not task.done() for task in self._waiting)
+
+    async def chunks(self, pick: Picker, count: Callable[[int], None]) -> AsyncGenerator[Chunk, None]:
+        """Until every sample has ended. count: is told of new tokens. Raises what the first failed sample raised."""
+        left = sum(len(prompt.seeds) for prompt in self.prompts)
+        for place, prompt in enumerate(self.prompts):
+            for index in range(len(prompt.seeds)):
+                task = asyncio.create_task(self._to_queue(pick, place, index))
+                task.add_done_callback(partial(self._never_began, prompt, index))
+                self._tasks.add(task)
+        self._waiting = set(self._tasks)
+        try:
+            while left:
+                chunk = await self._queue.get()
+                if isinstance(chunk, BaseException):
+                    raise chunk
+                left -= chunk.finish is not None
+                count(chunk.tokens.size)
+                yield chunk
+        finally:
+            await self._end()
+
+    async def abort(self) -> None:
+        """Samples under way end with what they have, the others with nothing."""
+        self.aborted = True
+        for task in self._waiting:
+            task.cancel()
+        by_server: dict[Server, list[str]] = {}
+        for request, server in self._under_way.items():
+            by_server.setdefault(server, []).append(request)
+        await asyncio.gather(*(self._tell(server, requests) for server, requests in by_server.items()))
+
+    @staticmethod
+    async def _tell(server: Server, requests: list[str]) -> None:
+        try:
+            await server.within(server.dialect.abort(server.http, requests), ANSWER_SECONDS)
+        except (ServerGone, ServerSilent, ServerRefused) as error:
+            log.warning("%s did not take an abort: %s", server, error)
+
+    async def _end(self) -> None:
+        """Nothing is left under way, here or on a server."""
+        if unfinished := [task for task in self._tasks if not task.done()]:
+            await self.abort()
+            for task in unfinished:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _never_began(self, prompt: Prompt, index: int, task: asyncio.Task[None]) -> None:
+        """Cancelled before its first step; later `_to_queue` tells."""
+        if task.cancelled():
+            self._queue.put_nowait(self._chunk(prompt, index, Piece([], [], "abort")))
+
+    async def _to_queue(self, pick: Picker, place: int, index: int) -> None:
+        try:
+            async with aclosing(self._sample(pick, place, index)) as pieces:
+                async for piece in pieces:
+                    self._queue.put_nowait(self._chunk(self.prompts[place], index, piece))
+        except (Exception, asyncio.CancelledError) as error:
+            lost = self._chunk(self.prompts[place], index, Piece([], [], "abort")) if self.aborted else error
+            self._queue.put_nowait(lost)
+
+    async def _sample(self, pick: Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
+        """The pieces of one sample. One that broke before anything of it was passed on begins again elsewhere."""
+        prompt = self.prompts[place]
+        error: LoradError = PoolLost("no server took it")
+        for again in range(TRIES):
+            begun, server = False, None
+            self._waiting.add(cast("asyncio.Task[None]", asyncio.current_task()))
+            if self.aborted:
+                raise asyncio.CancelledError
+            request = f"{self.request}/{place}/{index}/{again}{END}"
+            try:
+                server = await pick(prompt.tokens)
+                async with server.turn(), aclosing(self._asked(server, request, prompt, index)) as pieces:
+                    async for piece in pieces:
+                        begun = True
+                        yield piece
+                        if piece.finish is not None:
+                            return
+                error = PoolLost(f"{server} ended a sample without a reason")
+            except ServerGone as gone:
+                error = gone
+            except ServerRefused as refused:
+                if begun or server is None:
+                    raise
+                error = await server.judged(refused, self.server_name)
+                if error is refused:
+                    raise
+            if begun:
+                break
+            if server is not None:
+                await server.suspected()
+        raise PoolLost(
+            f"a sample of {self.version} was lost: {error}",
+            hint="The log of the engine says more (`lorad logs RUN --of engine`); then resume the run.",
+        ) from error
+
+    async def _asked(self, server: Server, request: str, prompt: Prompt, index: int) -> AsyncGenerator[Piece, None]:
+        """As the server gives it; an end that nobody asked for is none."""
+        self._waiting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        seed = int(prompt.seeds[index])
+        pieces = server.dialect.sample(
+            server.http, request, self.server_name, prompt.tokens.tolist(), seed, self.sampling
+        )
+        self._under_way[request] = server
+        try:
+            async with aclosing(cast("AsyncGenerator[Piece, None]", pieces)):
+                async for piece in pieces:
+                    server.listening()
+                    check(piece, server)
+                    if piece.finish == "abort" and not self.aborted:
+                        raise ServerGone(f"{server} gave up a sample")
+                    yield piece
+        finally:
+            del self._under_way[request]
+
+    def _chunk(self, prompt: Prompt, index: int, piece: Piece) -> Chunk:
+        return Chunk(
+            prompt=prompt.id,
+            index=index,
+            version=self.version,
+            tokens=np.array(piece.tokens, np.int32),
+            logprobs=np.array(piece.logprobs, np.float32),
+            finish=piece.finish,
+        )
+
+
+def check(piece: Piece, server: Server) -> None:
+    """Raises LoradError: such an answer can be of broken weights only, and nothing of it may be used."""
+    if len(piece.tokens) != len(piece.logprobs) or not all(map(math.isfinite, piece.logprobs)):
+        raise LoradError(
+            f"{server} answered without a finite log-probability for every token",
+            hint="Weights that hold NaN do this; the log of the engine may say more.",
+        )

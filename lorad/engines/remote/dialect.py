@@ -1,0 +1,162 @@
+"""How one kind of server is started and spoken to; everything else about servers is common to all kinds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.engines.remote.http import Http
+from lorad.protocol.batch import Finish, Sampling
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True):
+    """What a server is started with.
+
+    model: a Hugging Face directory. device: `cpu` or `cuda:<n>`. context_length: tokens of prompt and completion.
+    max_rank, targets (leaf names of linears, as `q_proj`): of adapters that will ever be loaded. slots: distinct
+    versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of the device's memory,
+    weights and cache together. scaled_logprobs: log-probabilities are wanted under the temperature-scaled distribution
+    (needed when a temperature is neither 0 nor 1). sleep: start so that `sleep` frees memory. engine_args: the user's
+    own flags, by their name without dashes in front; `true` is a flag without a value, `false` or null removes one of
+    lorad's.
+    """
+
+    model: Path
+    dtype: str
+    device: str
+    context_length: int
+    max_rank: int
+    targets: tuple[str, ...]
+    slots: int
+    max_versions: int
+    memory_fraction: float
+    threads: int = 1
+    tp: int = 1
+    max_running: int = 64
+    scaled_logprobs: bool = False
+    sleep: bool = False
+    engine_args: Mapping[str, Any] = {}
+
+
+class Abilities(Struct, frozen=True):
+    """What a running server can do, found out by asking it.
+
+    version: of the software. max_tokens: its context length. lora: whether adapters can be loaded while it runs.
+    sleep: whether it answers to sleep and wake; frees: whether that gives memory back. scaled_logprobs: as in
+    ServerSettings; None: either way, as each request needs it. missing: what it lacks, each in words that say what it
+    costs.
+    """
+
+    version: str
+    max_tokens: int
+    lora: bool
+    sleep: bool
+    frees: bool
+    scaled_logprobs: bool | None = None
+    missing: tuple[str, ...] = ()
+
+
+class Piece(Struct, frozen=True):
+    """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has `finish`."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Finish | None = None
+
+
+class Metrics(Struct, frozen=True):
+    """Counters since the server's start, and what holds now. None: the server does not tell."""
+
+    running: int | None = None
+    waiting: int | None = None
+    generated_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # of prompt_tokens, taken from the prefix cache
+    cache_used: float | None = None  # share of the memory for keys and values
+    slots_used: int | None = None
+    slots: int | None = None
+
+
+class Dialect(ABC):
+    """One kind of server. Methods raise what `Http` raises: ServerGone, ServerRefused, ServerSilent.
+
+    A version is named by what it was loaded as; None is the base.
+    """
+
+    name: ClassVar[str]  # of the backend: sglang, vllm
+    package: ClassVar[str]  # the distribution that must be installed beside `python`
+    reserved: ClassVar[frozenset[str]]  # flags that only lorad sets, without dashes in front
+
+    @abstractmethod
+    def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
+        """The argv that serves on the Unix socket `socket` and nowhere else. No secret is in it."""
+
+    @abstractmethod
+    def environment(self, settings: ServerSettings) -> dict[str, str]:
+        """What is added to the environment of the server."""
+
+    @abstractmethod
+    def check(self, sampling: Sampling, settings: ServerSettings) -> str:
+        """Why the server cannot sample like this, in words that end in what to do; "" when it can."""
+
+    @abstractmethod
+    async def is_ready(self, http: Http) -> bool:
+        """Whether a starting server takes requests now."""
+
+    @abstractmethod
+    async def is_alive(self, http: Http) -> bool:
+        """Whether it answers at all: also while it is paused, asleep or busy."""
+
+    @abstractmethod
+    async def abilities(self, http: Http) -> Abilities: ...
+
+    @abstractmethod
+    async def load(self, http: Http, name: str, directory: Path) -> None:
+        """Load a PEFT directory under a name that was never used. ServerRefused has the server's words."""
+
+    @abstractmethod
+    async def unload(self, http: Http, name: str) -> None:
+        """Forget it. The caller has no request on it in flight."""
+
+    @abstractmethod
+    async def loaded(self, http: Http) -> dict[str, str]:
+        """name -> path of every adapter that the server says it holds, the base not among them."""
+
+    @abstractmethod
+    def sample(
+        self, http: Http, request: str, version: str | None, prompt: Sequence[int], seed: int, sampling: Sampling
+    ) -> AsyncIterator[Piece]:
+        """One sample, decided by `seed` (below 2**64). Pieces as they come with `sampling.stream`, else one piece.
+
+        request: a name for `abort` that no other sample has. Stop tokens are part of the sample; nothing but
+        `sampling` ends it (not the model's own end token).
+        """
+
+    @abstractmethod
+    async def abort(self, http: Http, requests: Sequence[str]) -> None:
+        """End samples early; they end with finish "abort". Unknown names are ignored."""
+
+    @abstractmethod
+    async def score(
+        self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
+    ) -> np.ndarray:
+        """float32 [len(completion)]: log-probability of each of its tokens, temperature 1; NaN where it says none."""
+
+    @abstractmethod
+    async def flush(self, http: Http) -> bool:
+        """Empty the prefix cache; False when the server would not (something is in flight)."""
+
+    @abstractmethod
+    async def sleep(self, http: Http) -> None:
+        """Give device memory back. The caller has nothing in flight: some servers die of it."""
+
+    @abstractmethod
+    async def wake(self, http: Http) -> None: ...
+
+    @abstractmethod
+    async def metrics(self, http: Http) -> Metrics: ...

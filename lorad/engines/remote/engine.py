@@ -1,0 +1,227 @@
+"""A rollout engine of one or several servers: SGLang or vLLM behind the engine protocol.
+
+What all servers hold is in one table; a version is there when every server that serves has it. A server that dies is
+started again, told what it has to hold, compared with what was attested, and only then served from. Meanwhile the
+others go on; without any, calls wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+
+from lorad.engines.base import AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion, Scorer
+from lorad.engines.remote.call import TRIES, Call
+from lorad.engines.remote.dialect import Dialect, ServerSettings
+from lorad.engines.remote.fleet import Directories, Fleet
+from lorad.engines.remote.holdings import Holdings, Shapes
+from lorad.engines.remote.http import ServerGone
+from lorad.engines.remote.meter import Meter
+from lorad.engines.remote.scoring import score, scores
+from lorad.engines.remote.server import ANSWER_SECONDS, Server
+from lorad.engines.remote.transport import Transport
+from lorad.engines.request import check_request
+from lorad.errors import Conflict, EngineGone, SpecError
+from lorad.models.directory import read_config
+from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
+from lorad.protocol.servers import ServerSetup
+
+_settled: ContextVar[bool] = ContextVar("settled", default=False)
+
+
+class RemoteEngine(Engine):
+    """Made by `open`."""
+
+    dialect: ClassVar[type[Dialect]]
+
+    @classmethod
+    async def open(
+        cls,
+        setup: ServerSetup,
+        settings: ServerSettings,
+        shapes: Shapes,
+        *,
+        work: Path,
+        logs: Path | None = None,
+    ) -> Self:
+        """Start (or reach) every server and wait until they serve.
+
+        settings: see `settings_of`. shapes: (out, in) of every linear of the base. work: an existing directory, the
+        same in each life of the pool, for what the next life has to clear away. logs: where `engine-<n>.log` goes;
+        None: to `work`. Raises SpecError, PoolLost with the end of a server's log.
+        """
+        fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work))
+        holdings = Holdings(fleet, settings, shapes, Transport(work, str(settings.model)))
+        engine = cls(fleet, holdings, settings, read_config(settings.model).vocab_size)
+        try:
+            await fleet.open(engine._restore)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    def __init__(self, fleet: Fleet, holdings: Holdings, settings: ServerSettings, vocab_size: int) -> None:
+        self._fleet, self._holdings, self._settings, self._vocab_size = fleet, holdings, settings, vocab_size
+        self._versions = holdings.versions
+        self._calls: dict[str, Call] = {}
+        self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`
+        self._meter = Meter()
+        self._check: Callable[[Scorer], Awaitable[None]] | None = None
+
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            dtype=self._settings.dtype,
+            max_rank=self._settings.max_rank,
+            max_versions=self._settings.max_versions,
+            max_tokens=self._fleet.max_tokens,
+            memory_source=True,
+            sleep=self._fleet.can_sleep,
+            bit_stable=False,
+        )
+
+    def software(self) -> dict[str, str]:
+        return {self.dialect.name: self._fleet.software}
+
+    def on_return(self, check: Callable[[Scorer], Awaitable[None]]) -> None:
+        self._check = check
+
+    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
+        await self._some()
+        return (await self._holdings.add(name, source)).describe()
+
+    async def unload(self, name: str) -> None:
+        await self._holdings.remove(name)
+
+    async def loaded(self) -> Sequence[LoadedVersion]:
+        """What every serving server says it holds, with the digest of what it was given."""
+        if not self._fleet.asleep:
+            await self._some()
+        return [held.describe() for held in await self._holdings.there()]
+
+    async def generate(
+        self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> AsyncIterator[Chunk]:
+        check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
+        if wrong := self._fleet.dialect.check(sampling, self._settings):
+            raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
+        await self._fleet.opened()
+        with self._versions.use(version) as held:
+            call = self._calls[request] = Call(request, version, held.server_name, prompts, sampling)
+            try:
+                async with contextlib.aclosing(call.chunks(self._fleet.pick, self._meter.count)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                self._calls.pop(request, None)
+
+    async def score(self, version: str, batch: Batch) -> np.ndarray:
+        return (await self._scored(version, batch, everywhere=False))[0]
+
+    async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
+        return await self._scored(version, batch, everywhere=True)
+
+    async def _scored(self, version: str, batch: Batch, *, everywhere: bool) -> list[np.ndarray]:
+        """By one or all of the servers that serve; when one of them dies of it or meanwhile, by those left."""
+        await self._fleet.opened()
+        with self._versions.use(version) as held:
+            for _ in range(TRIES):
+                serving = await self._some()
+                try:
+                    return await scores(serving if everywhere else serving[:1], held.server_name, batch)
+                except ServerGone as error:
+                    gone = error
+            raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
+
+    async def abort(self, request: str) -> None:
+        if request in self._calls:
+            await self._calls[request].abort()
+
+    async def drain(self) -> None:
+        await self._versions.drained()
+
+    async def sleep(self) -> None:
+        if not self._fleet.can_sleep:
+            raise Conflict(
+                f"{self.dialect.name} {self._fleet.software} has no routes for sleep and wake", hint="use mode resident"
+            )
+        self._fleet.hold()
+        try:
+            await self.drain()
+            async with self._joining, self._holdings.changing:
+                await self._fleet.sleep()
+        except BaseException:
+            await self.wake()
+            raise
+
+    async def wake(self) -> None:
+        try:
+            async with self._joining:
+                await self._fleet.wake(self._verify)
+            await self._fleet.some()
+        finally:
+            self._fleet.release()
+        await self._holdings.clear_up()
+
+    async def health(self) -> EngineHealth:
+        return await self._meter.health(self._fleet, list(self._calls.values()))
+
+    def stop_waiting(self) -> None:
+        self._fleet.stop_waiting()
+
+    @contextlib.asynccontextmanager
+    async def settled(self) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                await self._fleet.some()
+                await stack.enter_async_context(self._joining)
+                if self._fleet.serving:
+                    break
+                await stack.aclose()  # the last one died while the lock was waited for, and needs it to return
+            stack.callback(_settled.reset, _settled.set(True))
+            yield
+
+    async def close(self) -> None:
+        self.stop_waiting()
+        self._fleet.release()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await asyncio.gather(*(call.abort() for call in list(self._calls.values())))
+        await self._fleet.close()
+        await asyncio.to_thread(self._holdings.close)
+
+    async def _some(self) -> list[Server]:
+        """Those that serve. Inside `settled` none can return, so that nobody waits for one there."""
+        if _settled.get() and not self._fleet.serving:
+            raise EngineGone("the last server that served died amid a publish", hint=_BACK)
+        return await self._fleet.some()
+
+    async def _restore(self, server: Server, *, first: bool) -> None:
+        """Before a server that has started is served from: it holds every version, and serves them as before."""
+        async with self._joining:
+            await self._holdings.fill(server)
+            if self._fleet.asleep:  # waking compares it
+                await server.sleep()
+                return
+            if not first:
+                await self._verify(server)
+            await self._holdings.fill(server, then=lambda: server.become("up"))
+
+    async def _verify(self, server: Server) -> None:
+        """Raises what the pool's check raises."""
+        if self._check is None:
+            return
+
+        async def scorer(version: str, batch: Batch) -> np.ndarray:
+            with self._versions.use(version) as held:
+                return await score(server, held.server_name, batch)
+
+        await self._check(scorer)
+
+
+_BACK = "It comes back by itself; the log of the engine says why it died (`lorad logs RUN --of engine`)."

@@ -1,0 +1,284 @@
+"""The servers of an engine: started, kept alive, put to sleep and woken together; asked one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from lorad.engines.remote import routing
+from lorad.engines.remote.dialect import Dialect, ServerSettings
+from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
+from lorad.engines.remote.process import ServerProcess, sweep
+from lorad.engines.remote.server import Server
+from lorad.engines.remote.settings import addresses
+from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, LoradError, PoolLost
+from lorad.paths import private_directory
+from lorad.protocol.servers import ServerSetup
+
+log = logging.getLogger(__name__)
+
+DEATHS, DEATH_SECONDS = 5, 1800.0  # so many within so long, and a server is not started again
+BACK_OFF = (0.0, 1.0, 5.0, 20.0, 60.0)  # seconds before each of these starts
+
+
+class Restore(Protocol):
+    """Bring a started server to hold what it must hold, and make it `up`."""
+
+    async def __call__(self, server: Server, *, first: bool) -> None: ...
+
+
+class Directories(NamedTuple):
+    """work, logs: see `RemoteEngine.open`."""
+
+    work: Path
+    logs: Path
+
+
+class Fleet:
+    """setup: see `RemoteEngine.open`."""
+
+    def __init__(self, dialect: Dialect, settings: ServerSettings, setup: ServerSetup, places: Directories) -> None:
+        self.dialect, self.settings = dialect, settings
+        self.is_attached = bool(setup.urls)
+        self.asleep = False
+        self._is_closing = False
+        self._private, self._records = private_directory(places.work), places.work
+        self._news = asyncio.Event()
+        self._open = asyncio.Event()  # to new calls
+        self._awake = asyncio.Event()  # servers may be started
+        self._keepers: set[asyncio.Task[None]] = set()
+        self.servers = self._attached(setup) if setup.urls else self._own(setup, places.logs)
+
+    def _attached(self, setup: ServerSetup) -> list[Server]:
+        return [self._server(index, address, None) for index, address in enumerate(addresses(setup))]
+
+    def _own(self, setup: ServerSetup, logs: Path) -> list[Server]:
+        return [self._started(setup, logs, index) for index in range(setup.servers)]
+
+    def _started(self, setup: ServerSetup, logs: Path, index: int) -> Server:
+        socket, log_file, record = self._private / f"{index}.sock", logs / f"engine-{index}.log", self._record(index)
+        temporary = self._private / f"tmp{index}"
+        environment = {**self.dialect.environment(self.settings), "TMPDIR": str(temporary), **setup.env}
+        argv = self.dialect.command(setup.python, self.settings, socket)
+
+        def launch() -> ServerProcess:
+            socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(mode=0o700)
+            return ServerProcess(argv, environment, log_file, record, self._private)
+
+        return self._server(index, Address(socket=socket), launch)
+
+    def _record(self, index: int) -> Path:
+        return self._records / f"engine-{index}.json"
+
+    def _server(self, index: int, address: Address, launch: Callable[[], ServerProcess] | None) -> Server:
+        return Server(index, self.dialect, self.settings, address, launch, self._changed)
+
+    async def open(self, restore: Restore) -> None:
+        """Returns when every server serves. Raises what keeps one from it."""
+        self._restore = restore
+        for server in self.servers:
+            await asyncio.to_thread(sweep, self._record(server.index))
+        shutil.rmtree(self._private, ignore_errors=True)
+        self._private.mkdir(mode=0o700)
+        self._open.set()
+        self._awake.set()
+        await asyncio.gather(*(self._bring_up(server, first=True) for server in self.servers))
+        for server in self.servers:
+            self._keepers.add(asyncio.create_task(self._keep(server)))
+
+    async def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self.servers))
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    @property
+    def serving(self) -> list[Server]:
+        return [server for server in self.servers if server.state == "up"]
+
+    @property
+    def max_tokens(self) -> int:
+        told = [server.abilities.max_tokens for server in self.servers if server.abilities]
+        return min([self.settings.context_length, *told])
+
+    @property
+    def can_sleep(self) -> bool:
+        return all(server.abilities is not None and server.abilities.sleep for server in self.servers)
+
+    @property
+    def software(self) -> str:
+        return ", ".join(sorted({server.abilities.version for server in self.servers if server.abilities}))
+
+    async def opened(self) -> None:
+        """Wait while calls are held back for a sleep."""
+        await self._open.wait()
+
+    async def some(self) -> list[Server]:
+        """Those that serve; waits while none does. Raises why when none ever will."""
+        while not self.serving:
+            if self._is_closing:
+                raise PoolLost("the engine is being closed", hint="Resume the run; the daemon starts another pool.")
+            if all(server.state in ("failed", "closed") for server in self.servers):
+                raise self.servers[0].error or PoolLost("the engine is closed", hint="Resume the run.")
+            await self._news.wait()
+        return self.serving
+
+    def stop_waiting(self) -> None:
+        """For a server that returns."""
+        self._is_closing = True
+        self._changed()
+
+    async def pick(self, prompt: np.ndarray) -> Server:
+        """The server for a sample of `prompt`."""
+        serving = {server.index: server for server in await self.some()}
+        return serving[routing.pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
+
+    async def load(self, name: str, directory: Path) -> None:
+        """By every server that serves. Raises AdapterRefused, and the caller unloads it everywhere then.
+
+        A server that dies of it or meanwhile loads it when it comes back.
+        """
+        servers = self.serving
+        outcomes = await asyncio.gather(*(s.load(name, directory) for s in servers), return_exceptions=True)
+        for place, (server, outcome) in enumerate(zip(servers, outcomes, strict=True)):
+            if isinstance(outcome, ServerRefused):
+                outcomes[place] = outcome = await server.judged(outcome, None)
+            if isinstance(outcome, ServerGone):
+                server.lose()
+            if isinstance(outcome, ServerRefused):
+                raise AdapterRefused(f"{server} does not load {name}: {outcome.text}", hint=_REFUSED) from outcome
+            if isinstance(outcome, ServerSilent):
+                self._spawn(server.forget(name))
+                raise PoolLost(f"{name} was not loaded: {outcome}", hint=_SILENT) from outcome
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ServerGone):
+                raise outcome
+        if all(isinstance(outcome, ServerGone) for outcome in outcomes):
+            raise EngineGone(f"{name} was not loaded: {outcomes[0]}", hint=_DIED)
+
+    async def unload(self, name: str) -> None:
+        """By every server that may hold it; one that does not answer is asked again."""
+        servers = self.serving
+        outcomes = await asyncio.gather(*(s.unload(name) for s in servers), return_exceptions=True)
+        for server, outcome in zip(servers, outcomes, strict=True):
+            if isinstance(outcome, ServerSilent):
+                self._spawn(server.forget(name))
+            elif isinstance(outcome, BaseException) and not isinstance(outcome, ServerGone):
+                raise outcome
+
+    async def holds(self) -> list[dict[str, str]]:
+        """name -> path, as each serving server says; a server that has just died is not asked."""
+        servers = self.serving
+        outcomes = await asyncio.gather(*(server.holds() for server in servers), return_exceptions=True)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if wrong := [error for error in failed if not isinstance(error, ServerGone)]:
+            raise wrong[0]
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+    def hold(self) -> None:
+        """New calls wait from now on."""
+        self._open.clear()
+
+    async def sleep(self) -> None:
+        """Nothing is in flight."""
+        self.asleep = True
+        self._awake.clear()
+        servers = self.serving
+        outcomes = await asyncio.gather(*(server.sleep() for server in servers), return_exceptions=True)
+        for server, outcome in zip(servers, outcomes, strict=True):
+            if isinstance(outcome, ServerGone | ServerSilent):
+                server.lose()  # it is started again when the others wake
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    async def wake(self, verify: Callable[[Server], Awaitable[None]]) -> None:
+        """Those that sleep. One that does not serve as before is started again, in the background."""
+        self.asleep = False
+        self._awake.set()
+        asleep = [server for server in self.servers if server.state == "asleep"]
+        await asyncio.gather(*(self._wake(server, verify) for server in asleep))
+
+    def release(self) -> None:
+        """New calls go on."""
+        self._open.set()
+
+    async def _wake(self, server: Server, verify: Callable[[Server], Awaitable[None]]) -> None:
+        try:
+            await server.wake()
+            await verify(server)
+            server.become("up")
+        except Exception as error:
+            log.error("%s: not as it was before its sleep: %s; it is started again", server, error)
+            server.lose()
+
+    async def _bring_up(self, server: Server, *, first: bool) -> None:
+        await server.start()
+        assert server.abilities is not None
+        for lacking in server.abilities.missing if first else ():
+            log.info("%s: %s", server, lacking)
+        if not server.abilities.lora:
+            raise PoolLost(f"{server} does not take adapters while it runs", hint=_NO_LORA)
+        if server.abilities.scaled_logprobs not in (None, self.settings.scaled_logprobs):
+            raise PoolLost(f"{server} gives log-probabilities at another temperature than it has to", hint=_LOGPROBS)
+        await self._restore(server, first=first)
+
+    async def _keep(self, server: Server) -> None:
+        """Whenever the server is gone, back again; ends when it has failed for good."""
+        deaths: deque[float] = deque(maxlen=DEATHS)
+        while server.state != "failed":
+            how = await server.gone()
+            log.error("%s is gone: %s", server, how)
+            await self._again(server, deaths)
+
+    async def _again(self, server: Server, deaths: deque[float]) -> None:
+        while True:
+            server.become("down")
+            deaths.append(time.monotonic())
+            recent = [death for death in deaths if death > time.monotonic() - DEATH_SECONDS]
+            if len(recent) == DEATHS:
+                server.become("failed", server.broken(f"it died {DEATHS} times"))
+                return
+            await asyncio.sleep(BACK_OFF[len(recent) - 1])
+            await self._awake.wait()
+            try:
+                await server.end()
+                await self._bring_up(server, first=False)
+                return
+            except AttestationFailed as error:
+                log.error("%s: %s", server, error)
+                server.become("failed", error)
+                return
+            except LoradError as error:
+                log.error("%s: %s", server, error)
+            except Exception:
+                log.exception("%s could not be brought back", server)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.create_task(run())
+        self._keepers.add(task)
+        task.add_done_callback(self._keepers.discard)
+
+    def _changed(self) -> None:
+        """Wake everybody who waits for a server's state."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+_REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
+_SILENT = "The version before serves. Is the machine overloaded, or the disk of the adapters slow? Then resume the run."
+_DIED = "The server is started again; its log may say why it died. Then resume the run."
+_LOGPROBS = "Start it with the --logprobs-mode that the preflight asks for, or let lorad start it."
+_NO_LORA = "Start it with LoRA enabled, or let lorad start it (leave rollout.url out)."

@@ -1,0 +1,147 @@
+"""Watches over one server for the pool that started it: `python -I -S guard.py FD -- argv…`. Standard library only.
+
+FD is a socket whose other end the pool alone holds: the guard writes the server's pid there, and its end means that the
+pool is gone. Whatever the server started, in whatever session, ends with the server: where a parent dies, its children
+become the guard's (PR_SET_CHILD_SUBREAPER). The guard kills only children of its own, whose pids cannot be used again
+before it reaped them; their children become its own by that.
+
+SIGTERM is passed on to the server; KILL_NOW kills it. The guard exits with the server's exit code, or 128 + signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+KILL_NOW = signal.SIGALRM  # the guard's own alarm included
+TO_SERVER = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
+HEARD = (*TO_SERVER, signal.SIGCHLD)
+IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
+GRACE_SECONDS = 10  # for the server, once the pool is gone
+LINGER_SECONDS = 1.0  # for what the server leaves: multiprocessing's tracker frees shared memory as its last act
+KILL_SECONDS = 5.0  # for killed processes to go; some never do, while a driver holds them
+EX_EXEC = 127  # the server's program could not be executed
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def main() -> int:
+    pool, argv = int(sys.argv[1]), sys.argv[3:]
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    heard = listen()
+    server = start(argv, pool)
+    try:  # noqa: SIM105 - contextlib would double the start-up
+        os.write(pool, b"%d" % server)
+    except BrokenPipeError:
+        pass  # the pool is gone: `watch` hears of it
+    code = os.waitstatus_to_exitcode(watch(server, pool, heard))
+    end_the_rest()
+    return code if code >= 0 else 128 - code
+
+
+def listen() -> int:
+    """A file descriptor that the numbers of all signals in HEARD can be read from."""
+    heard, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    for number in HEARD:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return heard
+
+
+def start(argv: list[str], pool: int) -> int:
+    """The server's pid. It leads a process group, so that what it sends to its own group spares the guard."""
+    guard = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    server = os.fork()
+    if server == 0:
+        try:
+            os.close(pool)
+            os.setpgid(0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            for number in (*HEARD, *IGNORED):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if os.getppid() == guard:
+                os.execvp(argv[0], argv)
+        except BaseException as error:
+            os.write(2, f"lorad: cannot start {argv[0]}: {error}\n".encode())
+        finally:
+            os._exit(EX_EXEC)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return server
+
+
+def watch(server: int, pool: int, heard: int) -> int:
+    """The server's wait status."""
+    sources = select.poll()
+    sources.register(heard, select.POLLIN)
+    sources.register(pool, select.POLLIN)
+    while (status := reap(server)) is None:
+        for source, _ in sources.poll():
+            if source == pool:
+                sources.unregister(pool)
+                signal.alarm(GRACE_SECONDS)
+                os.kill(server, signal.SIGTERM)
+            else:
+                for number in set(os.read(heard, 512)) & set(TO_SERVER):
+                    os.kill(server, TO_SERVER[signal.Signals(number)])
+    return status
+
+
+def reap(server: int) -> int | None:
+    """The server's wait status once it ended. Its orphans leave the process table on the way."""
+    while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        if ended[0] == server:
+            return ended[1]
+    return None
+
+
+def end_the_rest() -> None:
+    """Until there is no child: then there is no descendant."""
+    lingered = time.monotonic() + LINGER_SECONDS
+    while (now := time.monotonic()) < lingered + KILL_SECONDS:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for child in children() if now >= lingered else ():
+            try:  # noqa: SIM105
+                os.kill(child, signal.SIGKILL)
+            except PermissionError:
+                pass
+        time.sleep(0.01)
+
+
+def children() -> list[int]:
+    """Pids of this process's own children."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if (stat := read_stat(pid)) and int(stat[1]) == os.getpid()]
+
+
+def read_stat(pid: int) -> list[bytes]:
+    """Fields 3 and up of /proc/PID/stat: state, parent, …; [] when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def prctl(option: int, value: int) -> None:
+    call = ctypes.CDLL(None, use_errno=True).prctl
+    call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    if call(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

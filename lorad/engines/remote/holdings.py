@@ -1,0 +1,139 @@
+"""Which versions the servers hold, and the directories that they read them from."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorad.adapters.adapter import Adapter
+from lorad.engines.base import BASE, AdapterSource
+from lorad.engines.receive import receive
+from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.fleet import Fleet
+from lorad.engines.remote.server import Server
+from lorad.engines.remote.transport import Transport
+from lorad.engines.versions import Held, Versions
+from lorad.errors import AdapterRefused, EngineGone
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+@dataclass(eq=False)
+class HeldRemote(Held):
+    """server_name: what servers call it, None for the base; directory: what they read it from."""
+
+    server_name: str | None = None
+    directory: Path | None = None
+
+
+class Holdings:
+    """shapes: (out, in) of every linear of the base. `changing`: held while servers are told to load or to unload."""
+
+    def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
+        self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
+        self.versions = Versions(settings.max_versions, HeldRemote(BASE, ""))
+        self.changing = asyncio.Lock()
+        self._names: set[str] = set()
+        # A server of the user's may hold, of another pool or an earlier life, what has the same name.
+        self._mark = f"~{secrets.token_hex(4)}" if fleet.is_attached else ""
+        self._left: list[HeldRemote] = []  # to unload when the servers are awake
+
+    async def add(self, name: str, source: AdapterSource) -> HeldRemote:
+        """On all servers that serve, or on none. Raises what `Engine.load` raises."""
+        self.versions.reserve(name)
+        try:
+            adapter = await asyncio.to_thread(self._received, source)
+            held = HeldRemote(name, "", server_name=self._fresh(name), bytes=adapter.bytes)
+            try:
+                held.directory = await asyncio.to_thread(self._transport.put, str(held.server_name), adapter)
+                async with self.changing:
+                    await self._load(held)
+            except BaseException:
+                await asyncio.shield(asyncio.create_task(self._discard(held)))
+                raise
+        except BaseException:
+            self.versions.release(name)
+            raise
+        return held
+
+    async def remove(self, name: str) -> None:
+        """Once nobody uses it. What has begun then ends, also when the caller is cancelled. Raises NotFound."""
+        held = await self.versions.remove(name)
+        await asyncio.shield(asyncio.create_task(self._removed(held)))
+
+    async def fill(self, server: Server, then: Callable[[], None] = lambda: None) -> None:
+        """Have a server hold what there is and nothing else; `then` comes before that can change again."""
+        async with self.changing:
+            wanted = {str(held.server_name): held for held in self.versions.table.values()}
+            for name in set(server.names) - set(wanted):
+                await server.unload(name)
+            there = await server.holds() if self._fleet.is_attached else {}
+            for name, held in wanted.items():
+                assert held.directory is not None
+                if there.get(name) == str(held.directory):
+                    server.names[name] = held.directory
+                elif name not in server.names:
+                    await server.load(name, held.directory)
+            then()
+
+    async def there(self) -> list[HeldRemote]:
+        """Those that every serving server says it holds. Raises EngineGone when none answered."""
+        known = list(self.versions.table.values())
+        if self._fleet.asleep:
+            return known
+        said = await self._fleet.holds()
+        if not said:
+            raise EngineGone("the last server that served died", hint="It comes back by itself; ask again.")
+        return [held for held in known if all(s.get(str(held.server_name)) == str(held.directory) for s in said)]
+
+    async def clear_up(self) -> None:
+        """Unload what was let go while the servers slept."""
+        async with self.changing:
+            left, self._left = self._left, []
+            for held in left:
+                await self._discard(held)
+
+    def close(self) -> None:
+        self._transport.close()
+        self.versions.table.clear()
+
+    def _received(self, source: AdapterSource) -> Adapter:
+        adapter = receive(source, self._shapes, self._settings.max_rank)
+        for module in adapter.config.modules:
+            if module.rpartition(".")[2] not in self._settings.targets:
+                raise AdapterRefused(
+                    f"{module} is adapted, but the servers were started for {', '.join(self._settings.targets)}",
+                    hint="Load it into a pool of its own.",
+                )
+        return adapter
+
+    def _fresh(self, name: str) -> str:
+        """A name that no server has ever seen: one whose load failed may be there all the same, or come to be."""
+        fresh, again = f"{name}{self._mark}", 1
+        while fresh in self._names:
+            again += 1
+            fresh = f"{name}{self._mark}~{again}"
+        self._names.add(fresh)
+        return fresh
+
+    async def _load(self, held: HeldRemote) -> None:
+        assert held.server_name and held.directory
+        await self._fleet.load(held.server_name, held.directory)
+        held.digest = await asyncio.to_thread(self._transport.digest, held.directory)
+        self.versions.put(held)
+
+    async def _removed(self, held: HeldRemote) -> None:
+        async with self.changing:
+            if self._fleet.asleep:
+                self._left.append(held)
+            else:
+                await self._discard(held)
+
+    async def _discard(self, held: HeldRemote) -> None:
+        """It is nowhere any more. The directory goes last: a server that is still reading it must not miss it."""
+        if held.directory is not None:
+            await self._fleet.unload(str(held.server_name))
+            await asyncio.to_thread(self._transport.remove, held.directory)

@@ -1,0 +1,235 @@
+"""The life of one server process, which ends with the pool that started it, whatever dies first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lorad.engines.remote import guard
+from lorad.errors import PoolLost
+
+KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
+TAIL_BYTES = 65536
+STARTED = 19  # of guard.read_stat: clock ticks after boot
+
+
+class Life(msgspec.Struct, frozen=True):
+    """What a record holds: enough to end this life later, and to know that a pid was given to another process since."""
+
+    guard_pid: int
+    start_time: int
+    boot_id: str
+    log: str
+
+
+class ServerProcess:
+    """One server process and whatever it starts, under a guard (`guard.py`) that outlives the pool.
+
+    env: added to the pool's own. log: of this server alone, since a process that writes its stdout or stderr there is
+    known by that; appended to, mode 0600. record: for `sweep`, there while the process lives. The server's umask is
+    077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path, record: Path, cwd: Path) -> None:
+        self.argv, self.env, self.log, self.record, self.cwd = list(argv), dict(env), log, record, cwd
+        self.pid: int | None = None
+        self._began = 0  # bytes of the log before this life
+        self._pidfd = -1  # the guard's
+        self._end: asyncio.Task[str] | None = None
+
+    async def start(self) -> None:
+        """Once. A program that cannot be executed is told by its end and its log.
+
+        Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it started.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = self._spawn(theirs.fileno())
+            self._end = asyncio.create_task(self._watch(process, ours))
+            self._write_record(process.pid)
+            ours.setblocking(False)
+            said = await asyncio.get_running_loop().sock_recv(ours, 64)
+            if not said:
+                raise PoolLost(f"the guard of {self.argv[0]} {await self.ended()}", hint=f"See {self.log}.")
+            self.pid = int(said)
+        except BaseException:
+            ours.close()  # the guard ends what it started
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        return self._end is not None and not self._end.done()
+
+    async def ended(self) -> str:
+        """Wait until nothing of it is left; how the server ended in words: "exited with code 1", "was killed by
+        SIGKILL". May be awaited by many."""
+        if self._end is None:
+            raise RuntimeError("the server was never started")
+        return await asyncio.shield(self._end)
+
+    async def stop(self, grace: float = 30.0) -> None:
+        """Ask it to end, and after `grace` seconds kill it and whatever it started. Returns when nothing is left."""
+        for number, patience in ((signal.SIGTERM, grace), (guard.KILL_NOW, KILL_SECONDS), (signal.SIGKILL, None)):
+            if not self.is_alive:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self.ended()
+
+    def tail(self, lines: int = 15) -> str:
+        """The last non-empty lines that this life logged; "" when there are none."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self._began, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", guard.__file__, str(fd), "--", *self.argv]
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(log, 0o600)
+            self._began = os.fstat(log).st_size
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.env,
+                cwd=self.cwd,
+                umask=0o077,
+                start_new_session=True,
+                pass_fds=[fd],
+            )
+        finally:
+            os.close(log)
+        self._pidfd = os.pidfd_open(process.pid)
+        return process
+
+    async def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
+        """Holds `ours` open as long as the guard lives."""
+        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+            ours.close()
+        code = process.wait()
+        if code < 0:
+            await asyncio.to_thread(sweep, self.record)
+        self.record.unlink(missing_ok=True)
+        os.close(self._pidfd)
+        return in_words(code)
+
+    def _write_record(self, guard_pid: int) -> None:
+        life = Life(guard_pid, int(guard.read_stat(guard_pid)[STARTED]), boot_id(), str(self.log.resolve()))
+        temporary = self.record.with_name(f"{self.record.name}.tmp")
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(msgspec.json.encode(life))
+        temporary.rename(self.record)
+
+
+def in_words(code: int) -> str:
+    """Of a guard's exit code; negative when the guard itself was killed, and the server with it."""
+    if code < 0:
+        return f"was killed with its guard, by {signal.Signals(-code).name}"
+    if code - 128 in set(signal.Signals):
+        return f"was killed by {signal.Signals(code - 128).name}"
+    return f"exited with code {code}"
+
+
+def sweep(record: Path) -> bool:
+    """Kill what is left of the life that a record tells of, and remove the record. False when nothing was left.
+
+    A process that was given a pid again is not touched. Blocks until all is gone, usually for milliseconds.
+    """
+    try:
+        life = msgspec.json.decode(record.read_bytes(), type=Life)
+    except (OSError, msgspec.DecodeError):
+        return False
+    found = False
+    if life.boot_id == boot_id():
+        found = end_guard(life)
+        found |= kill_writers(life)
+    record.unlink(missing_ok=True)
+    return found
+
+
+def end_guard(life: Life) -> bool:
+    """Have the guard kill its server; False when the guard is gone."""
+    with contextlib.suppress(ProcessLookupError), closing_pidfd(life.guard_pid) as pidfd:
+        if start_time(life.guard_pid) != life.start_time:
+            return False
+        over = select.poll()
+        over.register(pidfd, select.POLLIN)
+        for number in (guard.KILL_NOW, signal.SIGKILL):
+            signal.pidfd_send_signal(pidfd, number)
+            if over.poll(KILL_SECONDS * 1000):
+                break
+        return True
+    return False
+
+
+def kill_writers(life: Life) -> bool:
+    """Kill what a killed guard could not: the processes of this life whose output is the server's log."""
+    found, deadline = False, time.monotonic() + KILL_SECONDS
+    while (pids := writers(life)) and time.monotonic() < deadline:
+        found = True
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError), closing_pidfd(pid) as pidfd:
+                if writes_for(pid, life):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        time.sleep(0.01)
+    return found
+
+
+def writers(life: Life) -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and writes_for(int(name), life)]
+
+
+def writes_for(pid: int, life: Life) -> bool:
+    started = start_time(pid)
+    if started is None or started < life.start_time or pid == os.getpid():
+        return False
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(f"/proc/{pid}/fd/{fd}", life.log):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def closing_pidfd(pid: int) -> Iterator[int]:
+    fd = os.pidfd_open(pid)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which a process started; None when it is gone, a zombie included."""
+    stat = guard.read_stat(pid)
+    return int(stat[STARTED]) if stat and stat[0] not in (b"Z", b"X") else None
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

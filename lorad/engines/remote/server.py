@@ -1,0 +1,280 @@
+"""One server: started, watched and started again by lorad, or the user's own.
+
+starting -> up <-> asleep         what it says to requests: up, and nothing else
+up, asleep -> down -> starting    it died, or was lost; `RemoteEngine` brings it back
+starting -> failed                it serves something else than was attested, or dies again and again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
+from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
+from lorad.engines.remote.process import ServerProcess
+from lorad.errors import LoradError, PoolLost
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 900.0  # weights, kernels and graphs of a large model
+TELL_SECONDS = 15.0  # between two lines that say that a server is still starting
+POLL_SECONDS = 0.25
+LOOK_SECONDS = 10.0  # between two looks at a server that has work and says nothing
+SILENT_SECONDS = 120.0  # with work in flight and no answer of any kind: it hangs
+ANSWER_SECONDS = 20.0
+LOAD_SECONDS = 120.0
+SUSPECT_SECONDS = 10.0  # for the end of a process to be noticed, with all that it leaves behind
+QUIET_SECONDS = 30.0  # for a server to notice that its last request is over
+
+LOG_LINES = 400
+FAULT = re.compile(r"\b\w*(Error|Exception)\b.*:|[Oo]ut of memory|error: ")
+NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
+
+T = TypeVar("T")
+State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
+
+
+def cause(log_text: str) -> str:
+    """Of the end of a log, what went wrong first: the traces that follow, of each process in turn, say less."""
+    lines = [line for line in log_text.splitlines() if not NOISE.search(line)]
+    first = next((number for number, line in enumerate(lines) if FAULT.search(line)), None)
+    shown = lines[-3:] if first is None else lines[first : first + 3]
+    return "its log: " + "\n".join(shown)
+
+
+class Server:
+    """launch: makes the process of its next life; None for a server that the user runs. changed: called when `state`
+    has changed.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        dialect: Dialect,
+        settings: ServerSettings,
+        address: Address,
+        launch: Callable[[], ServerProcess] | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self.index, self.dialect, self.settings = index, dialect, settings
+        self.process: ServerProcess | None = None
+        self._launch = launch
+        self.http = Http(address)
+        self.state: State = "starting"
+        self.error: LoradError | None = None
+        self.abilities: Abilities | None = None
+        self.names: dict[str, Path] = {}  # what it was told to hold
+        self.in_flight = 0
+        self.heard = time.monotonic()
+        self._changed = changed
+        self._turns = asyncio.Semaphore(2 * settings.max_running)
+        self._loads = asyncio.Lock()
+        self._lost = asyncio.Event()
+
+    def __str__(self) -> str:
+        return f"{self.dialect.name} server {self.index} ({self.http.address})"
+
+    def become(self, state: State, error: LoradError | None = None) -> None:
+        self.state, self.error = state, error
+        self._changed()
+
+    async def start(self) -> None:
+        """Until it takes requests. Raises PoolLost with the end of its log when it ends or does not come up in time."""
+        self.names, self.heard = {}, time.monotonic()
+        await self.http.reset()
+        self._lost.clear()
+        self.become("starting")
+        started = told = time.monotonic()
+        if self._launch is not None:
+            self.process = self._launch()
+            await self.process.start()
+        while not await self._answers():
+            if self.process is not None and not self.process.is_alive:
+                raise self.broken(f"it {await self.process.ended()} while it started")
+            if time.monotonic() - started > START_SECONDS:
+                raise self.broken(f"it was not ready after {START_SECONDS:.0f} s")
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                log.info("%s: starting for %.0f s", self, told - started)
+            await asyncio.sleep(POLL_SECONDS)
+        self.abilities = await self.dialect.abilities(self.http)
+        log.info("%s: ready after %.1f s", self, time.monotonic() - started)
+
+    async def gone(self) -> str:
+        """Wait until it died, hangs or is out of reach; in words."""
+        waits = [asyncio.create_task(self._lost.wait()), asyncio.create_task(self._hangs())]
+        other = self._emptied() if self.process is None else self._process_ended(self.process)
+        waits.append(asyncio.create_task(other))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            first = next(iter(done)).result()
+            return first if isinstance(first, str) else "it does not answer any more"
+        finally:
+            for task in waits:
+                task.cancel()
+
+    async def load(self, name: str, directory: Path) -> None:
+        """One after the other. Raises ServerRefused, ServerGone, or ServerSilent: then it may still come to be."""
+        async with self._loads:
+            await self.within(self.dialect.load(self.http, name, directory))
+            self.names[name] = directory
+
+    async def unload(self, name: str) -> None:
+        """Nothing happens when it does not hold it."""
+        async with self._loads:
+            self.names.pop(name, None)
+            with contextlib.suppress(ServerRefused):
+                await self.within(self.dialect.unload(self.http, name))
+
+    async def forget(self, name: str, patience: float = 600.0) -> None:
+        """Unload what a load that came too late may have left. A load in its queue may end long after its call."""
+        end = time.monotonic() + patience
+        while time.monotonic() < end and self.state in ("up", "asleep"):
+            with contextlib.suppress(ServerGone, ServerSilent, ServerRefused):
+                if name in await self.within(self.dialect.loaded(self.http)):
+                    await self.unload(name)
+                    return
+            await asyncio.sleep(1.0)
+
+    async def holds(self) -> dict[str, str]:
+        """name -> path of what it says it holds."""
+        return await self.within(self.dialect.loaded(self.http), ANSWER_SECONDS)
+
+    async def judged(self, refused: ServerRefused, name: str | None) -> ServerRefused | ServerGone:
+        """What a refusal means: ServerGone when what does the work is dead, or when somebody started it again."""
+        try:
+            dead = refused.code >= 500 and not await self.within(self.dialect.is_alive(self.http), ANSWER_SECONDS)
+            if not dead and (name not in self.names or name in await self.holds()):
+                return refused
+        except (ServerGone, ServerSilent, ServerRefused):
+            pass
+        self.lose()
+        return ServerGone(f"{self} is not what it was: {refused.text}")
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Around one request: while there are some, its silence is noticed."""
+        if not self.in_flight:
+            self.heard = time.monotonic()
+        self.in_flight += 1
+        try:
+            yield
+            self.heard = time.monotonic()
+        finally:
+            self.in_flight -= 1
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Around one request; waits while too many are under way. Raises ServerGone when it does not serve."""
+        with self.working():
+            async with self._turns:
+                if self.state != "up":
+                    raise ServerGone(f"{self} is {self.state}")
+                yield
+
+    def lose(self) -> None:
+        """It is of no use any more: whoever waits for `gone` hears of it."""
+        self._lost.set()
+
+    async def suspected(self) -> None:
+        """A connection broke. Returns when it is known to be gone, or after a while in which it is not."""
+        if self._launch is None and self.state == "up":
+            self._lost.set()
+        end = time.monotonic() + SUSPECT_SECONDS
+        while self.state == "up" and time.monotonic() < end:  # noqa: ASYNC110 (of its process, or of `gone`)
+            await asyncio.sleep(0.02)
+
+    def listening(self) -> None:
+        """It said something."""
+        self.heard = time.monotonic()
+
+    async def quiet(self) -> None:
+        """Until it says itself that nothing is running or waiting: some servers die of a sleep that comes earlier."""
+        end = time.monotonic() + QUIET_SECONDS
+        while time.monotonic() < end:
+            metrics = await self.within(self.dialect.metrics(self.http), ANSWER_SECONDS)
+            if not metrics.running and not metrics.waiting:
+                return
+            await asyncio.sleep(0.05)
+        raise PoolLost(f"{self} still works on requests that nobody made through lorad", hint="Is it shared?")
+
+    async def sleep(self) -> None:
+        await self.quiet()
+        await self.within(self.dialect.sleep(self.http))
+        self.become("asleep")
+
+    async def wake(self) -> None:
+        """It is not `up` yet: the caller checks it first."""
+        await self.within(self.dialect.wake(self.http))
+
+    async def close(self) -> None:
+        """A process of lorad's ends; of a server of the user's, what was loaded goes."""
+        if self._launch is None and self.state in ("up", "asleep"):
+            with contextlib.suppress(LoradError, TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    for name in list(self.names):
+                        await self.unload(name)
+        self.become("closed")
+        await self.http.close()
+        await self.end()
+
+    async def end(self) -> None:
+        """Nothing is left of a process of lorad's."""
+        if self.process is not None:
+            await self.process.stop()
+
+    async def within(self, answer: Awaitable[T], seconds: float | None = None) -> T:
+        """`answer`, or ServerSilent."""
+        seconds = seconds or LOAD_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError as error:
+            raise ServerSilent(f"{self} did not answer within {seconds:.0f} s") from error
+
+    async def _answers(self) -> bool:
+        try:
+            return await self.within(self.dialect.is_ready(self.http), ANSWER_SECONDS)
+        except (ServerGone, ServerSilent, ServerRefused):
+            return False
+
+    async def _hangs(self) -> str:
+        """Only silence of any kind counts: a long prompt or a paused server is slow, not dead."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            silent = time.monotonic() - self.heard
+            if not self.in_flight or silent < SILENT_SECONDS:
+                continue
+            try:
+                if await self.within(self.dialect.is_alive(self.http), ANSWER_SECONDS):
+                    self.heard = time.monotonic()
+                    continue
+            except (ServerGone, ServerSilent, ServerRefused):
+                pass
+            return f"it has said nothing for {silent:.0f} s and does not answer"
+
+    async def _emptied(self) -> str:
+        """A server of the user's that was started again answers as before, and holds nothing."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(ServerSilent, ServerRefused):
+                if self.state == "up" and (missing := set(self.names) - set(await self.holds())):
+                    return f"{', '.join(sorted(missing))} is not there any more"
+
+    async def _process_ended(self, process: ServerProcess) -> str:
+        return f"it {await process.ended()}"
+
+    def broken(self, why: str) -> PoolLost:
+        tail = self.process.tail(LOG_LINES) if self.process is not None else ""
+        hint = f"`lorad doctor --engine {self.dialect.name}` tries it alone and says what to install or change."
+        if flags := self.settings.engine_args:
+            hint = f"Does {self.dialect.name} take rollout.engine_args ({', '.join(flags)}) like that?"
+        hint = f"`lorad logs RUN --of engine` has all that it said. {hint}"
+        return PoolLost(f"{self} could not be started: {why}" + (f"; {cause(tail)}" if tail else ""), hint=hint)

@@ -1,0 +1,70 @@
+"""From what the daemon asks for to what a server is started with, and where it lies."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.http import Address
+from lorad.errors import SpecError
+from lorad.protocol.servers import ServerSetup
+
+SLOTS = 4  # distinct versions in one batch: the current one, the one before, and some that are served
+MAX_VERSIONS = 64
+MAX_RUNNING = {"cpu": 32, "cuda": 256}
+UNIX = "unix:"
+
+
+def settings_of(
+    setup: ServerSetup, *, model: Path, dtype: str, device: str, threads: int, memory_fraction: float, sleep: bool
+) -> ServerSettings:
+    return ServerSettings(
+        model=model,
+        dtype=dtype,
+        device=device,
+        context_length=setup.context_length,
+        max_rank=setup.max_rank,
+        targets=setup.targets,
+        slots=SLOTS,
+        max_versions=MAX_VERSIONS,
+        memory_fraction=memory_fraction / setup.servers,
+        threads=threads,
+        tp=setup.tp,
+        max_running=MAX_RUNNING[device.partition(":")[0]],
+        scaled_logprobs=setup.scaled_logprobs,
+        sleep=sleep,
+        engine_args=setup.engine_args,
+    )
+
+
+def addresses(setup: ServerSetup) -> list[Address]:
+    """Of the servers that the user runs. Raises SpecError for a key that cannot be read."""
+    key = read_key(setup.key_file, "key_file") if setup.key_file else ""
+    admin = read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
+    return [
+        Address(socket=Path(url.removeprefix(UNIX)), key=key, admin_key=admin)
+        if url.startswith(UNIX)
+        else Address(url=url, key=key, admin_key=admin)
+        for url in setup.urls
+    ]
+
+
+def read_key(path: str, name: str) -> str:
+    """The one line of a file that nobody else may read. Raises SpecError."""
+    try:
+        with open(path) as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"rollout.{name}: {path} cannot be read: {error}", hint="Put the key into it.") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise SpecError(f"rollout.{name}: others may read {path}", hint=f"chmod 600 {path}")
+    if not text or len(text.split()) != 1:
+        raise SpecError(f"rollout.{name}: {path} must hold one key and nothing else", hint="Write the key into it.")
+    return text
+
+
+def leaves(modules: Mapping[str, object]) -> set[str]:
+    return {module.rpartition(".")[2] for module in modules}

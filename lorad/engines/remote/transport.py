@@ -1,0 +1,92 @@
+"""The directories that servers read adapters from: one for each load, written once, removed when nobody can ask again.
+
+They lie in memory (/dev/shm) where there is room: an adapter is written and read without touching a disk, and nothing
+here has to survive, since the version's own files do.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.peft import WEIGHTS, write_peft
+from lorad.errors import StorageError
+
+MEMORY = Path("/dev/shm")
+LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for adapters to travel through it
+
+
+class Transport:
+    """base: what the PEFT configurations name as their base. All methods block."""
+
+    def __init__(self, work: Path, base: str) -> None:
+        self._base = base
+        self.root, self._disk = _root(work), work / "adapters"
+        for earlier in (self.root, self._disk):
+            shutil.rmtree(earlier, ignore_errors=True)
+        self.root.mkdir(mode=0o700, parents=True)
+
+    def put(self, name: str, adapter: Adapter) -> Path:
+        """Write an adapter under a name that was never used; the directory appears whole. Raises StorageError."""
+        try:
+            return self._written(self.root, name, adapter)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or self._disk == self.root:
+                raise _not_written(self.root / name, error) from error
+        try:
+            self._disk.mkdir(mode=0o700, exist_ok=True)
+            return self._written(self._disk, name, adapter)
+        except OSError as error:
+            raise _not_written(self._disk / name, error) from error
+
+    def _written(self, root: Path, name: str, adapter: Adapter) -> Path:
+        final, temporary = root / name, root / f".tmp-{name}"
+        try:
+            temporary.mkdir(mode=0o700)
+            write_peft(adapter, temporary, self._base)
+            temporary.rename(final)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return final
+
+    @staticmethod
+    def digest(directory: Path) -> str:
+        """sha256 of the weights as they are there now; "" when they are gone."""
+        try:
+            with (directory / WEIGHTS).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return ""
+
+    @staticmethod
+    def remove(directory: Path) -> None:
+        """Whoever asks a server for it from now on gets an error, not the adapter."""
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def close(self) -> None:
+        for root in (self.root, self._disk):
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _not_written(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} could not be written: {error.strerror or error}",
+        hint="Versions travel to the engine through this directory: free some space there, then resume.",
+    )
+
+
+def _root(work: Path) -> Path:
+    """The same for each life of the same pool."""
+    try:
+        space = os.statvfs(MEMORY)
+        roomy = space.f_bavail * space.f_frsize >= LEAST_FREE and os.access(MEMORY, os.W_OK)
+    except OSError:
+        roomy = False
+    if not roomy:
+        return work / "adapters"
+    return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(work)).hexdigest()[:16]}"

@@ -1,0 +1,121 @@
+"""The command line and the environment of an SGLang server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lorad.engines.remote.dialect import ServerSettings
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+
+# SGLang takes only prompts that are some tokens shorter than the context that it is given.
+CONTEXT_MARGIN = 8
+# Versions that are loaded for a moment: a successor beside its predecessor, copies to attest them.
+LOADED_MARGIN = 4
+
+_WHO_REACHES_IT = """
+    host port uds api-key admin-api-key config enable-http2 enable-ssl-refresh ssl-keyfile ssl-certfile
+    ssl-ca-certs ssl-keyfile-password grpc-mode smg-grpc-mode grpc-port sidecar sidecar-args
+    encoder-only use-ray nnodes node-rank dist-init-addr fastapi-root-path
+"""
+_ONE_SCHEDULER = """
+    dp dp-size data-parallel-size tokenizer-worker-num tp tp-size tensor-parallel-size
+    enable-dp-attention
+"""
+_MODEL_AND_ADAPTERS = """
+    model model-path device context-length enable-lora lora-paths max-lora-rank max-loras-per-batch
+    max-loaded-loras
+"""
+_THE_DIALECT = """
+    sampling-backend skip-server-warmup skip-tokenizer-init incremental-streaming-output
+    allow-auto-truncate
+"""
+RESERVED = frozenset(f"{_WHO_REACHES_IT} {_ONE_SCHEDULER} {_MODEL_AND_ADAPTERS} {_THE_DIALECT}".split())
+
+
+def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
+    flags = {**_common_flags(settings), **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings))}
+    flags.update({_flag_name(name): value for name, value in settings.engine_args.items()})
+    return [python, str(LAUNCHER), "--uds", str(socket), *_words(flags)]
+
+
+def environment(settings: ServerSettings) -> dict[str, str]:
+    common = {
+        # A path that does not exist is asked of the hub.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "OMP_NUM_THREADS": str(settings.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.device == "cpu":
+        return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
+    return {**common, "CUDA_VISIBLE_DEVICES": _devices(settings)}
+
+
+def _common_flags(settings: ServerSettings) -> dict[str, Any]:
+    return {
+        "model-path": settings.model,
+        "dtype": settings.dtype,
+        "context-length": settings.context_length + CONTEXT_MARGIN,
+        "tp-size": settings.tp,
+        "mem-fraction-static": round(settings.memory_fraction, 4),
+        "max-running-requests": settings.max_running,
+        "enable-lora": True,
+        "max-lora-rank": settings.max_rank,
+        "lora-target-modules": list(settings.targets),
+        "max-loras-per-batch": settings.slots + 1,  # the base counts
+        # Above this SGLang unloads one by itself and says nothing.
+        "max-loaded-loras": max(settings.max_versions, settings.slots) + LOADED_MARGIN,
+        "sampling-backend": "pytorch",  # the only one of a GPU that takes seeds
+        "grammar-backend": "none",
+        "incremental-streaming-output": True,
+        "skip-server-warmup": True,
+        "sleep-on-idle": True,  # its scheduler polls with a whole core else
+        "enable-metrics": True,
+        "log-level-http": "warning",
+    }
+
+
+def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
+    return {
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "lora-backend": "torch_native",
+        "disable-cuda-graph": True,
+        "disable-overlap-schedule": True,
+        "max-total-tokens": (settings.max_running + 1) * (settings.context_length + CONTEXT_MARGIN),
+    }
+
+
+def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
+    # Without the backup of the weights, what wakes up is noise.
+    saver = {"enable-memory-saver": True, "enable-weights-cpu-backup": True} if settings.sleep else {}
+    return {"device": "cuda", **saver}
+
+
+def _devices(settings: ServerSettings) -> str:
+    """Those that the server sees: `tp` of them from the settings' on, counted among those that this process sees."""
+    first = int(settings.device.partition(":")[2] or 0)
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    wanted = range(first, first + settings.tp)
+    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
+
+
+def _flag_name(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def _words(flags: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        yield f"--{name}"
+        if isinstance(value, list | tuple):
+            yield from map(str, value)
+        elif value is not True:
+            yield str(value)

@@ -1,0 +1,283 @@
+"""How SGLang servers are started and spoken to. Checked against SGLang 0.5.23."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
+from lorad.engines.sglang import command, replies
+from lorad.engines.sglang.launch import NOWHERE
+from lorad.errors import LoradError
+from lorad.protocol.batch import Finish, Sampling
+
+ANSWER_SECONDS = 10.0  # of routes that do no work
+ABORT_EVERY, ABORT_TRIES = 0.1, 20
+GREEDY_TOP_P = 1e-9  # leaves the most likely token alone
+MAX_STOP_STRINGS = 32
+
+
+class SglangDialect(Dialect):
+    name = "sglang"
+    package = "sglang"
+    reserved = command.RESERVED
+
+    def __init__(self) -> None:
+        self._running: dict[str, str] = {}  # request -> SGLang's name of what is in flight for it
+        self._aborted: set[str] = set()
+
+    def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
+        return command.command(python, settings, socket)
+
+    def environment(self, settings: ServerSettings) -> dict[str, str]:
+        return command.environment(settings)
+
+    def check(self, sampling: Sampling, settings: ServerSettings) -> str:
+        if len(sampling.stop) > MAX_STOP_STRINGS:
+            return f"SGLang takes at most {MAX_STOP_STRINGS} stop strings, not {len(sampling.stop)}: leave some out"
+        if "" in sampling.stop:
+            return "an empty stop string ends every sample of SGLang at once: leave it out"
+        if sampling.top_p <= 0:
+            return f"SGLang wants top_p above 0, not {sampling.top_p:g}: use temperature 0 for the most likely token"
+        return ""
+
+    async def is_ready(self, http: Http) -> bool:
+        with contextlib.suppress(ServerGone, ServerSilent):
+            return await http.status("/ready", timeout=ANSWER_SECONDS) == 200
+        return False
+
+    async def is_alive(self, http: Http) -> bool:
+        # Not /health: it samples a token, which a paused server never does.
+        with contextlib.suppress(ServerGone, ServerSilent):
+            return await http.status("/ready", timeout=ANSWER_SECONDS) < 600
+        return False
+
+    async def abilities(self, http: Http) -> Abilities:
+        info = await http.get("/server_info", timeout=ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        context = next(card["max_model_len"] for card in models["data"] if not card.get("parent"))
+        saver = bool(info.get("enable_memory_saver"))
+        return Abilities(
+            version=str(info["version"]),
+            max_tokens=int(context) - command.CONTEXT_MARGIN,
+            lora=bool(info.get("enable_lora")) and info.get("dp_size", 1) == 1,
+            sleep=True,
+            frees=saver,
+            missing=tuple(_missing(info)),
+        )
+
+    async def load(self, http: Http, name: str, directory: Path) -> None:
+        with _own_words():
+            await http.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, admin=True)
+
+    async def unload(self, http: Http, name: str) -> None:
+        with _own_words():
+            await http.post("/unload_lora_adapter", {"lora_name": name}, admin=True)
+
+    async def loaded(self, http: Http) -> dict[str, str]:
+        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
+
+    async def sample(
+        self, http: Http, request: str, version: str | None, prompt: Sequence[int], seed: int, sampling: Sampling
+    ) -> AsyncIterator[Piece]:
+        tokens, end = list(prompt), len(prompt) + sampling.max_new_tokens
+        finish: Finish | None = None
+        try:
+            while finish is None:
+                self._running[request] = _rid()
+                body = {
+                    "rid": self._running[request],
+                    "input_ids": tokens,
+                    "lora_path": version,
+                    "sampling_params": _parameters(sampling, seed, end - len(tokens)),
+                    "return_logprob": True,
+                    "stream": sampling.stream,
+                }
+                async with contextlib.aclosing(_pieces(http, body, sampling)) as pieces:
+                    async for piece, over in pieces:
+                        tokens += piece.tokens
+                        finish = piece.finish or (self._ended(request, end - len(tokens)) if over else None)
+                        if piece.tokens or finish:
+                            yield Piece(piece.tokens, piece.logprobs, finish)
+        finally:
+            self._running.pop(request, None)
+            self._aborted.discard(request)
+
+    def _ended(self, request: str, left: int) -> Finish | None:
+        """How a sample ends that stopped at the model's own end token; None: it goes on."""
+        if left <= 0:
+            return "length"
+        return "abort" if request in self._aborted else None
+
+    async def abort(self, http: Http, requests: Sequence[str]) -> None:
+        # Asked again until they end: SGLang forgets an abort that overtakes its request.
+        for _ in range(ABORT_TRIES):
+            rids = [self._running[request] for request in requests if request in self._running]
+            if not rids:
+                return
+            self._aborted.update(request for request in requests if request in self._running)
+            await asyncio.gather(*(http.post("/abort_request", {"rid": rid}, admin=True) for rid in rids))
+            await asyncio.sleep(ABORT_EVERY)
+
+    async def score(
+        self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
+    ) -> np.ndarray:
+        body = {
+            "rid": _rid(),
+            "input_ids": [*prompt, *completion],
+            "lora_path": version,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": max(len(prompt) - 1, 0),
+        }
+        with _own_words():
+            reply = replies.parsed(await http.post("/generate", body))
+        found = reply.meta_info.input_token_logprobs[-len(completion) :]
+        told = [token for _, token, _ in found]
+        # SGLang calls the last token of the vocabulary 0; the value is its own.
+        if len(told) != len(completion) or any(a not in (b, 0) for a, b in zip(told, completion, strict=True)):
+            raise LoradError("the server scored other tokens than it was asked for")
+        return np.array([np.nan if value is None else value for value, _, _ in found], np.float32)
+
+    async def flush(self, http: Http) -> bool:
+        try:
+            await http.post("/flush_cache", admin=True)
+        except ServerRefused as error:
+            if error.code != 400:
+                raise
+            return False
+        return True
+
+    async def sleep(self, http: Http) -> None:
+        with _own_words():
+            await http.post("/release_memory_occupation", {}, admin=True)
+
+    async def wake(self, http: Http) -> None:
+        with _own_words():
+            await http.post("/resume_memory_occupation", {}, admin=True)
+
+    async def metrics(self, http: Http) -> Metrics:
+        try:
+            text = await http.get("/metrics", timeout=ANSWER_SECONDS)
+        except ServerRefused:
+            return Metrics()
+        values = replies.summed(str(text))
+
+        def count(name: str) -> int | None:
+            return int(values[f"sglang:{name}"]) if f"sglang:{name}" in values else None
+
+        return Metrics(
+            running=count("num_running_reqs"),
+            waiting=count("num_queue_reqs"),
+            generated_tokens=count("generation_tokens_total"),
+            prompt_tokens=count("prompt_tokens_total"),
+            cached_tokens=count("cached_tokens_total"),
+            cache_used=values.get("sglang:token_usage"),
+            slots_used=count("lora_pool_slots_used"),
+            slots=None if (slots := count("lora_pool_slots_total")) is None else slots - 1,  # the base has one
+        )
+
+
+def _rid() -> str:
+    """New for each HTTP request, none the beginning of another.
+
+    SGLang aborts every request whose id begins like the one that it is told; and two seconds after the end of a stream
+    it aborts its id once more, whoever has it by then.
+    """
+    return uuid.uuid4().hex
+
+
+@contextlib.contextmanager
+def _own_words() -> Iterator[None]:
+    try:
+        yield
+    except ServerRefused as error:
+        raise replies.refusal(error) from None
+
+
+def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str, Any]:
+    """All of them are said, so that no default of the server or of the model comes in."""
+    top_k, top_p = sampling.top_k or -1, sampling.top_p
+    if top_k == 1 and sampling.temperature != 0:
+        # SGLang would give log-probabilities at temperature 1, if it batches this with nothing else.
+        top_k, top_p = -1, GREEDY_TOP_P
+    return {
+        "max_new_tokens": max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": not sampling.stop_token_ids,  # it would ignore these too
+        "no_stop_trim": True,
+        "sampling_seed": seed & (2**63 - 1),
+    }
+
+
+async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> AsyncGenerator[tuple[Piece, bool]]:
+    """(piece, whether it is the last of this request). A request that ended at the model's own end token has no finish.
+
+    The caller goes on from there with a second request; seeds are hashed with positions, so that the sample is the one
+    that would have been.
+    """
+    seen, over = 0, False
+    stream = http.events("/generate", body) if body["stream"] else _once(http, body)
+    with _own_words():
+        async with contextlib.aclosing(stream) as events:
+            async for data in events:
+                reply = replies.parsed(data)
+                tokens, logprobs = replies.news(reply, seen)
+                seen += len(tokens)
+                over = reply.meta_info.finish_reason is not None
+                yield Piece(tokens, logprobs, _finish(reply.meta_info.finish_reason, sampling)), over
+    if not over:
+        raise ServerGone("/generate: the stream broke off")
+
+
+async def _once(http: Http, body: dict[str, Any]) -> AsyncGenerator[Any]:
+    yield await http.post("/generate", body)
+
+
+def _finish(reason: replies.FinishReason | None, sampling: Sampling) -> Finish | None:
+    if reason is None:
+        return None
+    if reason.type == "length":
+        return "length"
+    if reason.type == "abort":
+        return "abort"
+    if isinstance(reason.matched, int):
+        return "stop" if reason.matched in sampling.stop_token_ids else None
+    if reason.matched not in sampling.stop:
+        raise LoradError(f"the server ended a sample by itself: {reason.matched}")
+    return "stop"
+
+
+def _missing(info: dict[str, Any]) -> Iterator[str]:
+    if not info.get("enable_lora"):
+        yield "no --enable-lora: only the base can be served"
+    if info.get("dp_size", 1) != 1:
+        yield "--dp-size above 1: adapters cannot be loaded while it runs"
+    if not info.get("enable_memory_saver"):
+        yield "no --enable-memory-saver: sleep gives no memory back"
+    elif not info.get("enable_weights_cpu_backup"):
+        yield "no --enable-weights-cpu-backup: the base's weights are lost in sleep"
+    if not info.get("enable_deterministic_inference") and not _started_by_lorad(info):
+        yield "no --enable-deterministic-inference: seeds do not count, a sample cannot be made again"
+    if not info.get("enable_metrics"):
+        yield "no --enable-metrics: throughput, queue and cache are not shown"
+
+
+def _started_by_lorad(info: dict[str, Any]) -> bool:
+    return str(info.get("launch_command") or "").endswith(" ".join(NOWHERE))

@@ -1,0 +1,191 @@
+"""Start an SGLang server that listens on one Unix socket and samples each request by its own seed.
+
+    python launch.py --uds SOCKET <flags of sglang.launch_server>
+
+Run by SGLang's own interpreter, as a path; lorad need not be installed there. It changes three things in SGLang, each
+in memory only; a release that lacks one of the places is refused by name:
+
+- uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
+- `sampling_seed` of a request counts without --enable-deterministic-inference. SGLang's schedulers are spawned and
+  import this file again as `__mp_main__`: what is at module level holds there too.
+- The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
+
+Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in a
+directory of mode 0700 beside SOCKET.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+# SGLang wants a port, though nothing listens there: one that no ordinary user can take.
+NOWHERE = ["--host", "127.0.0.1", "--port", "1"]
+OTHER_SERVERS = (
+    "enable_http2",
+    "enable_ssl_refresh",
+    "ssl_certfile",
+    "smg_grpc_mode",
+    "grpc_mode",
+    "grpc_port",
+    "sidecar",
+    "encoder_only",
+    "use_ray",
+)
+OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
+SEEDED_BACKENDS = ("pytorch", "ascend")
+
+
+def refuse(message: str) -> NoReturn:
+    print(f"lorad: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def lacking(place: str) -> NoReturn:
+    import sglang
+
+    refuse(f"SGLang {sglang.__version__} has no {place}: install sglang==0.5.23, which this lorad knows")
+
+
+def seed_of(request: Any) -> int:
+    """Its own, else one that differs between requests and is the same on every rank of a tensor-parallel group."""
+    seed = request.sampling_params.sampling_seed
+    if seed is not None:
+        return int(seed)
+    return int.from_bytes(hashlib.blake2b(str(request.rid).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def honour_seeds() -> None:
+    """Fill `sampling_seed` of every batch: SGLang merges batches row by row only when both have it."""
+    try:
+        import torch
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+        original = SamplingBatchInfo.from_schedule_batch.__func__
+    except (ImportError, AttributeError):
+        lacking("SamplingBatchInfo.from_schedule_batch")
+
+    def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
+        info = original(cls, batch, vocab_size)
+        if info.sampling_seed is None:
+            seeds = torch.tensor([seed_of(request) for request in batch.reqs], dtype=torch.int64)
+            info.sampling_seed = seeds.to(batch.device, non_blocking=True)
+        return info
+
+    SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
+
+
+def split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
+    """(SOCKET, SGLang's flags)."""
+    if arguments[:1] != ["--uds"] or len(arguments) < 2:
+        refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
+    return Path(arguments[1]).absolute(), arguments[2:]
+
+
+def use_private_directory(path: Path) -> str:
+    """Nobody else may open what this process and its children make from here on; temporary files go to the result."""
+    os.umask(0o077)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "lorad" / "torchinductor"))
+    directory = tempfile.mkdtemp(prefix="sgl", dir=path.parent)
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # Ranks meet in a file: torch's TCP store answers whoever connects.
+    os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{directory}/ranks")
+    return directory
+
+
+def check_arguments(server: Any) -> None:
+    """Refuse what would listen elsewhere, or sample without seeds. server: SGLang's parsed ServerArgs."""
+    for name in OTHER_SERVERS:
+        if getattr(server, name, None):
+            refuse(f"--{name.replace('_', '-')} starts a server that does not listen on a Unix socket: leave it out")
+    for name in OTHER_SERVERS_BY_ENVIRONMENT:
+        if os.environ.get(name, "").lower() not in ("", "0", "false"):
+            refuse(f"{name} starts a server that does not listen on a Unix socket: unset it")
+    for name in ("tokenizer_worker_num", "nnodes", "dp_size"):
+        if getattr(server, name, 1) != 1:
+            refuse(f"--{name.replace('_', '-')} must be 1")
+    if server.sampling_backend not in SEEDED_BACKENDS:
+        refuse(f"--sampling-backend must be pytorch, not {server.sampling_backend}: others ignore seeds")
+    if not server.skip_server_warmup:
+        refuse("--skip-server-warmup is needed: the warm-up asks a TCP port")
+
+
+def serve_on(path: Path) -> None:
+    """Make uvicorn listen on `path`. It keeps the mode of a file that is there already, and would else take 0666."""
+    try:
+        from sglang.srt.entrypoints.http_server import uvicorn
+    except ImportError:
+        lacking("uvicorn in sglang.srt.entrypoints.http_server")
+    original = uvicorn.Config.__init__
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        for name in ("host", "port", "fd"):
+            options.pop(name, None)
+        original(self, *args, **{**options, "uds": str(path)})
+
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with socket.socket(socket.AF_UNIX) as place:
+        place.bind(str(path))
+    path.chmod(0o600)
+    uvicorn.Config.__init__ = __init__
+
+
+def freeze_over(path: Path) -> None:
+    """Let SGLang's call of itself (which takes start-up objects out of garbage collection) go to `path`."""
+    from sglang.srt.entrypoints import http_server
+
+    def freeze(_server: Any) -> None:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.sock.settimeout(10)
+            connection.sock.connect(str(path))
+            connection.request("POST", "/freeze_gc")
+            connection.getresponse().read()
+
+    if not hasattr(http_server, "_freeze_gc_after_server_warmup"):
+        lacking("_freeze_gc_after_server_warmup")
+    http_server._freeze_gc_after_server_warmup = freeze
+
+
+def serve(path: Path, arguments: list[str]) -> None:
+    """As `python -m sglang.launch_server`, until it is told to end."""
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    server = prepare_server_args([*arguments, *NOWHERE])
+    check_arguments(server)
+    serve_on(path)
+    freeze_over(path)
+    try:
+        run_server(server)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def main() -> None:
+    sys.path = [entry for entry in sys.path if Path(entry).absolute() != Path(__file__).absolute().parent]
+    path, arguments = split_socket(sys.argv[1:])
+    directory = use_private_directory(path)
+    try:
+        honour_seeds()
+        serve(path, arguments)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__mp_main__":
+    honour_seeds()
+elif __name__ == "__main__":
+    main()

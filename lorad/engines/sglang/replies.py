@@ -1,0 +1,102 @@
+"""What an SGLang server answers, checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.engines.remote.http import ServerRefused
+from lorad.errors import LoradError
+
+Logprob = tuple[float | None, int, Any]  # of a token: value, id, text
+
+
+class FinishReason(Struct, frozen=True):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str = ""
+
+
+class Meta(Struct, frozen=True):
+    """completion_tokens: of the sample so far, whatever the reply holds of them."""
+
+    completion_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    output_token_logprobs: list[Logprob] = []
+    input_token_logprobs: list[Logprob] = []
+
+
+class Reply(Struct, frozen=True):
+    output_ids: list[int] = []
+    meta_info: Meta = Meta()
+
+
+class Failure(Struct, frozen=True):
+    message: str = ""
+    code: int = 400
+
+
+def parsed(data: Any) -> Reply:
+    """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
+    if isinstance(data, Mapping) and "error" in data:
+        failure = msgspec.convert(data["error"], Failure)
+        text = first_words(failure.message)
+        raise ServerRefused(f"/generate answered {failure.code}: {text}", status=failure.code, text=text)
+    try:
+        return msgspec.convert(data, Reply)
+    except msgspec.ValidationError as error:
+        raise LoradError(f"the server answered in a form that lorad does not know: {error}") from error
+
+
+def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
+    """Tokens after the first `seen` of a sample and their log-probabilities.
+
+    A reply of a stream holds what is new since the last one, or all so far, as the server was started.
+    """
+    count = reply.meta_info.completion_tokens - seen
+    if count <= 0:
+        return [], []
+    tokens = reply.output_ids[-count:]
+    return tokens, finite(reply.meta_info.output_token_logprobs[-count:], tokens)
+
+
+def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
+    """Their values. Raises LoradError when one is missing, of another token, or no number."""
+    values = [value for value, token, _ in logprobs if value is not None and math.isfinite(value)]
+    if [token for _, token, _ in logprobs] != tokens or len(values) != len(tokens):
+        raise LoradError(
+            "the server sampled without finite log-probabilities",
+            hint="the adapter or the base holds NaN or infinite weights: go back to an earlier version",
+        )
+    return values
+
+
+def refusal(error: ServerRefused) -> ServerRefused:
+    """The same error without what SGLang adds about others: it lists every adapter that it holds or held."""
+    found = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
+    text = first_words(found.group(1).replace("\\n", "\n").replace('\\"', '"') if found else error.text)
+    route = error.message.partition(" ")[0]
+    return ServerRefused(f"{route} answered {error.code}: {text}", status=error.code, text=text, hint=error.hint)
+
+
+def first_words(message: str) -> str:
+    return re.split(r"\n|All loaded adapters|Loaded LoRAs", message)[0].strip()[:500]
+
+
+def samples_of(text: str) -> Iterator[tuple[str, float]]:
+    """(name, value) of each line of Prometheus' text format, labels left out."""
+    for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
+        yield name, float(value)
+
+
+def summed(text: str) -> dict[str, float]:
+    """The samples of a text, those of one name added up."""
+    totals: dict[str, float] = {}
+    for name, value in samples_of(text):
+        totals[name] = totals.get(name, 0.0) + value
+    return totals

@@ -1,0 +1,140 @@
+"""The command line and the environment of a vLLM server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lorad.engines.remote.dialect import ServerSettings
+from lorad.models.directory import BYTES, read_config
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+BASE_NAME = "base"  # what the server calls the base
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the highest
+
+# To score takes one token more than it scores.
+CONTEXT_MARGIN = 1
+
+# An adapter is loaded while the one that it takes the place of is still there.
+VERSIONS_MARGIN = 1
+
+CPU_CACHE_BYTES = 1 << 30
+CPU_CACHE_CONTEXTS = 4  # for how many whole contexts there is room in any case
+
+_WHO_REACHES_IT = """
+    host port uds api-key config ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers enable-ssl-refresh
+    root-path middleware allowed-origins allow-credentials grpc grpc-port headless api-server-count omni nnodes
+    node-rank master-addr master-port distributed-executor-backend
+"""
+_ONE_ENGINE = """
+    data-parallel-size dp data-parallel-rank data-parallel-start-rank data-parallel-size-local data-parallel-address
+    data-parallel-rpc-port data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
+    data-parallel-multi-port-external-lb data-parallel-supervisor-port pipeline-parallel-size pp tensor-parallel-size tp
+"""
+_MODEL = """
+    model model-tag served-model-name max-model-len enable-lora no-enable-lora lora-modules max-lora-rank max-loras
+    max-cpu-loras lora-target-modules default-mm-loras
+"""
+_RELIED_ON = """
+    logprobs-mode generation-config override-generation-config skip-tokenizer-init enable-sleep-mode
+    no-enable-sleep-mode disable-log-stats tokens-only runner convert enable-request-id-headers
+"""
+RESERVED = frozenset((_WHO_REACHES_IT + _ONE_ENGINE + _MODEL + _RELIED_ON).split())
+
+
+def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
+    flags = {**_common_flags(settings), **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings))}
+    for given, value in settings.engine_args.items():
+        name = given.lstrip("-").replace("_", "-")
+        valued = name in flags and not isinstance(flags[name], bool)
+        flags[name] = None if value is False and valued else value
+    return [python, str(LAUNCHER), str(settings.model), "--uds", str(socket), *_words(flags)]
+
+
+def environment(settings: ServerSettings) -> dict[str, str]:
+    common = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_SERVER_DEV_MODE": "1",  # routes to sleep, to abort, to empty the prefix cache
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # for CONTEXT_MARGIN
+        # A connection that is kept open must not be closed just when it is used again.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
+        "VLLM_HOST_IP": "127.0.0.1",  # where its own processes meet
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # A path that does not exist is asked of the hub.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": str(settings.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.device == "cpu":
+        return {
+            **common,
+            "LORAD_DEVICE": "cpu",  # for launch.py
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or each server binds its threads to the machine's first cores
+            "TORCHDYNAMO_DISABLE": "1",  # the first sample would wait for a C++ compiler
+        }
+    return {**common, "CUDA_VISIBLE_DEVICES": _devices(settings)}
+
+
+def _common_flags(settings: ServerSettings) -> dict[str, Any]:
+    return {
+        "served-model-name": BASE_NAME,
+        "dtype": settings.dtype,
+        "max-model-len": settings.context_length + CONTEXT_MARGIN,
+        "tensor-parallel-size": settings.tp,
+        "max-num-seqs": settings.max_running,
+        "enable-lora": True,
+        "max-lora-rank": next((rank for rank in RANKS if rank >= settings.max_rank), settings.max_rank),
+        "max-loras": settings.slots,
+        "max-cpu-loras": max(settings.max_versions, settings.slots) + VERSIONS_MARGIN,
+        "lora-target-modules": list(settings.targets),
+        "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
+        "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
+        "enable-log-requests": False,
+        "log-error-stack": False,
+        "disable-uvicorn-access-log": True,
+        "uvicorn-log-level": "warning",
+    }
+
+
+def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
+    return {"enforce-eager": True, "kv-cache-memory-bytes": _cpu_cache(settings)}
+
+
+def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
+    share = {"gpu-memory-utilization": round(settings.memory_fraction, 4)}
+    return {**share, "enable-sleep-mode": True} if settings.sleep else share
+
+
+def _cpu_cache(settings: ServerSettings) -> int:
+    """Bytes for keys and values."""
+    config = read_config(settings.model)
+    heads = config.num_key_value_heads * config.head_dim
+    context = 2 * config.num_hidden_layers * heads * BYTES[settings.dtype] * settings.context_length
+    return max(CPU_CACHE_BYTES, CPU_CACHE_CONTEXTS * context)
+
+
+def _devices(settings: ServerSettings) -> str:
+    """Those that the server sees: `tp` of them from the settings' on, counted among those that this process sees."""
+    first = int(settings.device.partition(":")[2] or 0)
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    wanted = range(first, first + settings.tp)
+    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
+
+
+def _words(flags: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in flags.items():
+        if value is None:
+            continue
+        yield f"--no-{name}" if value is False else f"--{name}"
+        if isinstance(value, list | tuple):
+            yield from map(str, value)
+        elif isinstance(value, Mapping):
+            yield json.dumps(value)
+        elif not isinstance(value, bool):
+            yield str(value)

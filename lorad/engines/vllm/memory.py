@@ -1,0 +1,52 @@
+"""Adapters in the memory of a server: vLLM forgets the name of one that is unloaded, and keeps its weights."""
+
+from __future__ import annotations
+
+import contextlib
+
+from lorad.engines.remote.http import Http, ServerRefused
+
+ROUTE = "/collective_rpc"
+ANSWER_SECONDS = 60.0  # the engine answers between two steps
+
+
+class Memory:
+    """Weights have numbers there, which nobody tells: a load's is the one that is new after it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, set[int]] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    async def begin(self, http: Http) -> None:
+        """When a server has started: numbers begin again then."""
+        self._held[str(http.address)] = await self._numbers_of(http)
+
+    async def loaded(self, http: Http, name: str) -> None:
+        """After each load, one at a time for each server."""
+        address = str(http.address)
+        before, now = self._held.get(address, set()), await self._numbers_of(http)
+        self._held[address] = now
+        self._numbers.pop((address, name), None)
+        if len(new := now - before) == 1:
+            self._numbers[address, name] = new.pop()
+
+    async def forget(self, http: Http, name: str) -> None:
+        """Of a server that does not take orders of this kind, and of weights that are not known for sure, nothing."""
+        number = self._numbers.pop((str(http.address), name), None)
+        if number is not None:
+            with contextlib.suppress(ServerRefused):
+                await self._order(http, "remove_lora", number)
+
+    async def _numbers_of(self, http: Http) -> set[int]:
+        try:
+            first, *_ = await self._order(http, "list_loras")
+        except ServerRefused:
+            return set()
+        return set(first)
+
+    @staticmethod
+    async def _order(http: Http, method: str, *arguments: int) -> list[list[int]]:
+        """What each process of the engine answers."""
+        body = {"method": method, "args": list(arguments)}
+        reply = await http.post(ROUTE, body, timeout=ANSWER_SECONDS, admin=True)
+        return list(reply["results"])

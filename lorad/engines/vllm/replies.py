@@ -1,0 +1,138 @@
+"""What a vLLM server answers, checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from lorad.engines.remote.dialect import Metrics, Piece
+from lorad.engines.remote.http import ServerRefused
+from lorad.errors import LoradError
+from lorad.protocol.batch import Finish
+
+NOT_FINITE = "Out of range float"  # of JSON: what vLLM answers where a log-probability is NaN or infinite
+LEAST = -9999.0  # what vLLM says for minus infinity
+FINISHES: dict[str | None, Finish | None] = {None: None, "stop": "stop", "length": "length", "abort": "abort"}
+TEXT_LIMIT = 500
+
+
+class TokenLogprobs(Struct, frozen=True):
+    token_logprobs: list[float | None] = []
+
+
+class PromptLogprob(Struct, frozen=True):
+    logprob: float | None = None
+
+
+class Choice(Struct, frozen=True):
+    """token_ids: of this reply alone, in a stream those that are new."""
+
+    token_ids: list[int] | None = None
+    logprobs: TokenLogprobs | None = None
+    finish_reason: str | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class Reply(Struct, frozen=True):
+    choices: list[Choice]
+
+
+class Failure(Struct, frozen=True):
+    message: str = ""
+    code: int = 500
+
+
+def choice(data: Any, route: str) -> Choice:
+    """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
+    try:
+        if isinstance(data, Mapping) and data.get("error"):
+            failure = msgspec.convert(data["error"], Failure)
+            raise refused(route, failure.code, failure.message)
+        return msgspec.convert(data, Reply).choices[0]
+    except (msgspec.ValidationError, IndexError) as error:
+        raise LoradError(f"vLLM answered {route} in a form that lorad does not know: {error}") from error
+
+
+def piece(found: Choice) -> Piece:
+    tokens = found.token_ids or []
+    said = found.logprobs.token_logprobs if found.logprobs else []
+    logprobs = [value for value in said if value is not None and math.isfinite(value) and value > LEAST]
+    if len(said) != len(tokens) or len(logprobs) != len(tokens):
+        raise not_finite()
+    if found.finish_reason not in FINISHES:
+        raise LoradError(f"vLLM ended a sample for a reason that lorad does not know: {found.finish_reason}")
+    return Piece(tokens, logprobs, FINISHES[found.finish_reason])
+
+
+def scores(found: Choice, completion: Sequence[int]) -> np.ndarray:
+    """float32 [len(completion)]: of the last tokens of the prompt; NaN where there is none."""
+    said = (found.prompt_logprobs or [])[-len(completion) :]
+    if len(said) != len(completion):
+        raise LoradError("vLLM scored fewer tokens than it was asked for")
+    values = []
+    for token, of_token in zip(completion, said, strict=True):
+        value = (of_token or {}).get(str(token), PromptLogprob()).logprob
+        values.append(math.nan if value is None else value)
+    return np.array(values, np.float32)
+
+
+def not_finite() -> LoradError:
+    return LoradError(
+        "vLLM sampled without a finite log-probability for every token",
+        hint="the adapter or the base holds NaN or infinite weights: go back to an earlier version",
+    )
+
+
+def refusal(error: ServerRefused, *private: object) -> ServerRefused:
+    """The same error in few words, without the other names that vLLM lists. private: what is cut out, as paths."""
+    route = error.message.partition(" ")[0]
+    found = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
+    return refused(route, error.code, str(json.loads(found.group(1), strict=False)) if found else error.text, *private)
+
+
+def refused(route: str, code: int, message: str, *private: object) -> ServerRefused:
+    text = message.partition(" Valid aliases")[0].partition("\n")[0]
+    for word in private:
+        text = text.replace(str(word), "the directory that it was given")
+    text = text.strip()[:TEXT_LIMIT]
+    return ServerRefused(f"{route} answered {code}: {text}", status=code, text=text)
+
+
+def metrics(text: str) -> Metrics:
+    """From Prometheus' text format."""
+    lines = re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
+    sums: dict[str, float] = {}
+    adapters: list[tuple[float, str]] = []
+    for name, labels, value in lines:
+        sums[name] = sums.get(name, 0.0) + float(value)
+        if name == "lora_requests_info":
+            adapters.append((float(value), labels))
+
+    def count(name: str) -> int | None:
+        return int(sums[name]) if name in sums else None
+
+    used, slots = _slots(max(adapters)[1]) if adapters else (None, None)
+    return Metrics(
+        running=count("num_requests_running"),
+        waiting=count("num_requests_waiting"),
+        generated_tokens=count("generation_tokens_total"),
+        prompt_tokens=count("prompt_tokens_total"),
+        cached_tokens=count("prefix_cache_hits_total"),
+        cache_used=sums.get("kv_cache_usage_perc"),
+        slots_used=used,
+        slots=slots,
+    )
+
+
+def _slots(labels: str) -> tuple[int, int | None]:
+    """(adapters in the running batch, slots) from the labels of the newest line: its value is the time it was set."""
+    found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+    running = [name for name in found.get("running_lora_adapters", "").split(",") if name]
+    return len(running), int(found["max_lora"]) if found.get("max_lora", "").isdigit() else None

@@ -1,0 +1,256 @@
+"""How SGLang is started and spoken to, without a server: the flags, what is refused, what replies mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from aiohttp import web
+
+from lorad.engines.remote.dialect import Piece, ServerSettings
+from lorad.engines.remote.http import Address, Http, ServerRefused
+from lorad.engines.sglang import launch, replies
+from lorad.engines.sglang.command import RESERVED
+from lorad.engines.sglang.dialect import SglangDialect
+from lorad.errors import LoradError
+from lorad.protocol.batch import Sampling
+
+SETTINGS = ServerSettings(
+    model=Path("/models/base"),
+    dtype="float32",
+    device="cpu",
+    context_length=512,
+    max_rank=16,
+    targets=("q_proj", "v_proj"),
+    slots=3,
+    max_versions=6,
+    memory_fraction=0.5,
+)
+OWN_END = {"type": "stop", "matched": 1}  # the model's end token
+
+
+def flags(**changes: Any) -> dict[str, list[str]]:
+    """flag -> its values"""
+    settings = msgspec.structs.replace(SETTINGS, **changes)
+    found: dict[str, list[str]] = {}
+    for word in SglangDialect().command("python", settings, Path("/run/s"))[2:]:
+        if word.startswith("--"):
+            found[word[2:]] = []
+        else:
+            next(reversed(found.values())).append(word)
+    return found
+
+
+def reply(tokens: list[int], count: int, finish: dict[str, Any] | None = None, logprob: Any = -1.0) -> dict[str, Any]:
+    logprobs = [[logprob, token, None] for token in tokens]
+    meta = {"completion_tokens": count, "finish_reason": finish, "output_token_logprobs": logprobs}
+    return {"output_ids": tokens, "meta_info": meta}
+
+
+@contextlib.asynccontextmanager
+async def server(socket: Path, answers: list[Any], bodies: list[Any], path: str = "/generate") -> AsyncIterator[Http]:
+    """Answers with `answers` in turn, a number being the status of the next; what it was asked is put into `bodies`."""
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        first = answers.pop(0)
+        return web.json_response(answers.pop(0), status=first) if isinstance(first, int) else web.json_response(first)
+
+    app = web.Application()
+    app.router.add_post(path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    http = Http(Address(socket=socket))
+    try:
+        yield http
+    finally:
+        await http.close()
+        await runner.cleanup()
+
+
+async def sampled(http: Http, sampling: Sampling) -> list[Piece]:
+    return [piece async for piece in SglangDialect().sample(http, "r", "run@1", [5, 9], 2**64 - 1, sampling)]
+
+
+def test_the_server_listens_on_the_socket_that_it_is_told() -> None:
+    argv = SglangDialect().command("/venv/bin/python", SETTINGS, Path("/run/s"))
+    assert argv[0] == "/venv/bin/python" and Path(argv[1]).name == "launch.py" and argv[2:4] == ["--uds", "/run/s"]
+    assert not {"--host", "--port", "--api-key"} & set(argv)
+
+
+def test_slots_and_versions_leave_room_for_the_base_and_a_successor() -> None:
+    found = flags(slots=3, max_versions=6)
+    assert found["max-loras-per-batch"] == ["4"] and int(found["max-loaded-loras"][0]) > 6
+    assert int(flags(slots=9, max_versions=2)["max-loaded-loras"][0]) >= 10
+
+
+def test_user_flags_replace_add_and_remove() -> None:
+    own = {"mem_fraction_static": 0.4, "chunked-prefill-size": 512, "sleep-on-idle": False, "enable-metrics": None}
+    found = flags(engine_args={**own, "trust_remote_code": True, "lora_target_modules": ["q_proj", "o_proj"]})
+    assert found["mem-fraction-static"] == ["0.4"] and found["chunked-prefill-size"] == ["512"]
+    assert found["trust-remote-code"] == [] and found["lora-target-modules"] == ["q_proj", "o_proj"]
+    assert not {"sleep-on-idle", "enable-metrics"} & set(found)
+
+
+def test_a_gpu_server_sees_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = msgspec.structs.replace(SETTINGS, device="cuda:2", tp=2)
+    assert SglangDialect().environment(settings)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert SglangDialect().environment(settings)["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_a_gpu_server_that_sleeps_keeps_its_weights() -> None:
+    found = flags(device="cuda:0", sleep=True)
+    assert {"enable-memory-saver", "enable-weights-cpu-backup"} <= set(found)
+    assert "enable-memory-saver" not in flags(device="cuda:0")
+    assert found["sampling-backend"] == ["pytorch"]  # others ignore seeds
+
+
+@pytest.mark.parametrize("name", ["host", "uds", "admin-api-key", "lora-paths", "dp-size", "tokenizer-worker-num"])
+def test_what_lorad_relies_on_is_reserved(name: str) -> None:
+    assert name in RESERVED
+
+
+@pytest.mark.parametrize("sampling", [{"stop": ("",)}, {"stop": tuple("abcdefg" * 5)}, {"top_p": 0.0}])
+def test_sampling_that_the_server_would_refuse_is_told_before(sampling: dict[str, Any]) -> None:
+    assert SglangDialect().check(Sampling(max_new_tokens=4, **sampling), SETTINGS)
+
+
+def test_ordinary_sampling_is_taken() -> None:
+    assert SglangDialect().check(Sampling(max_new_tokens=4, top_p=0.5, stop=("x",)), SETTINGS) == ""
+
+
+async def test_a_sample_goes_on_after_the_models_own_end_token(tmp_path: Path) -> None:
+    bodies: list[Any] = []
+    answers = [reply([8, 1], 2, OWN_END), reply([7, 6], 2, {"type": "stop", "matched": 6})]
+    async with server(tmp_path / "s", answers, bodies) as http:
+        made = await sampled(http, Sampling(max_new_tokens=9, stop_token_ids=(6,), stream=False))
+    assert [piece.tokens for piece in made] == [[8, 1], [7, 6]] and [p.finish for p in made] == [None, "stop"]
+    assert bodies[1]["input_ids"] == [5, 9, 8, 1] and bodies[1]["sampling_params"]["max_new_tokens"] == 7
+    assert bodies[0]["rid"] != bodies[1]["rid"]  # the server aborts the id of a stream two seconds after its end
+
+
+async def test_an_end_token_at_the_last_place_is_the_full_length(tmp_path: Path) -> None:
+    async with server(tmp_path / "s", [reply([8, 1], 2, OWN_END)], []) as http:
+        made = await sampled(http, Sampling(max_new_tokens=2, stop_token_ids=(6,), stream=False))
+    assert [piece.finish for piece in made] == ["length"]
+
+
+async def test_every_parameter_is_said(tmp_path: Path) -> None:
+    bodies: list[Any] = []
+    async with server(tmp_path / "s", [reply([8], 1, {"type": "length"})], bodies) as http:
+        await sampled(http, Sampling(max_new_tokens=1, stream=False))
+    params = bodies[0]["sampling_params"]
+    assert params["top_k"] == -1 and params["min_p"] == 0.0 and params["repetition_penalty"] == 1.0
+    assert params["ignore_eos"] and params["sampling_seed"] == 2**63 - 1 and bodies[0]["lora_path"] == "run@1"
+
+
+async def test_top_1_keeps_log_probabilities_at_its_temperature(tmp_path: Path) -> None:
+    bodies: list[Any] = []
+    async with server(tmp_path / "s", [reply([8], 1, {"type": "length"})], bodies) as http:
+        await sampled(http, Sampling(max_new_tokens=1, temperature=0.5, top_k=1, stream=False))
+    assert bodies[0]["sampling_params"]["top_k"] == -1 and bodies[0]["sampling_params"]["top_p"] < 1e-6
+
+
+@pytest.mark.parametrize("logprob", [None, "NaN"])
+async def test_a_sample_without_log_probabilities_is_refused(tmp_path: Path, logprob: Any) -> None:
+    async with server(tmp_path / "s", [reply([8], 1, {"type": "length"}, logprob)], []) as http:
+        with pytest.raises(LoradError):
+            await sampled(http, Sampling(max_new_tokens=1, stream=False))
+
+
+@pytest.mark.parametrize("before", ["never loaded: run@1\nAll loaded adapters: ", "no run@1. Loaded LoRAs: "])
+@pytest.mark.parametrize("many", [1, 1000])  # only the beginning of a long answer is kept, which is no JSON then
+async def test_a_refusal_does_not_name_the_adapters_of_others(tmp_path: Path, before: str, many: int) -> None:
+    message = f"{before}dict_keys({['secret@3'] * many})"
+    async with server(tmp_path / "s", [400, {"error": {"message": message}}], []) as http:
+        with pytest.raises(ServerRefused) as refused:
+            await sampled(http, Sampling(max_new_tokens=1, stream=False))
+    assert refused.value.code == 400 and "run@1" in str(refused.value)
+    assert "secret" not in str(refused.value) + refused.value.text
+
+
+async def test_the_last_token_of_the_vocabulary_is_scored_though_sglang_calls_it_0(tmp_path: Path) -> None:
+    meta = {"input_token_logprobs": [[None, 9, None], [-2.0, 7, None], [-3.0, 0, None]]}
+    async with server(tmp_path / "s", [{"output_ids": [], "meta_info": meta}] * 2, []) as http:
+        assert (await SglangDialect().score(http, "r", None, [5, 9], [7, 127])).tolist() == [-2.0, -3.0]
+        with pytest.raises(LoradError):
+            await SglangDialect().score(http, "r", None, [5, 9], [8, 127])
+
+
+async def test_scores_are_those_of_the_completion(tmp_path: Path) -> None:
+    meta = {"input_token_logprobs": [[None, 9, None], [-2.0, 7, None], [None, 8, None]]}
+    bodies: list[Any] = []
+    async with server(tmp_path / "s", [{"output_ids": [], "meta_info": meta}], bodies) as http:
+        scores = await SglangDialect().score(http, "r", None, [5, 9], [7, 8])
+    assert scores.dtype == np.float32 and scores[0] == -2.0 and np.isnan(scores[1])
+    assert bodies[0]["input_ids"] == [5, 9, 7, 8] and bodies[0]["logprob_start_len"] == 1
+
+
+async def test_an_abort_is_asked_again_until_the_sample_ends(tmp_path: Path) -> None:
+    dialect, asked = SglangDialect(), list[Any]()
+    dialect._running["r"] = "id"
+
+    async def end() -> None:
+        while len(asked) < 2:  # noqa: ASYNC110 (the list is the record)
+            await asyncio.sleep(0.01)
+        dialect._running.clear()
+
+    async with server(tmp_path / "s", [{}] * 20, asked, "/abort_request") as http:
+        await asyncio.gather(dialect.abort(http, ["r", "unknown"]), end())
+    assert [body["rid"] for body in asked] == ["id", "id"]
+
+
+def test_news_are_the_same_from_cumulative_and_incremental_replies() -> None:
+    whole, new = replies.parsed(reply([4, 5, 6], 3)), replies.parsed(reply([6], 3))
+    assert replies.news(whole, 2) == replies.news(new, 2) == ([6], [-1.0])
+    assert replies.news(new, 3) == ([], [])
+
+
+def test_an_error_in_a_stream_is_a_refusal() -> None:
+    with pytest.raises(ServerRefused, match="too long"):
+        replies.parsed({"error": {"message": "too long", "code": 400, "type": "invalid_request_error"}})
+
+
+def test_metrics_of_one_name_are_added_up() -> None:
+    text = '# TYPE sglang:x counter\nsglang:x_total{a="1"} 2.0\nsglang:x_total{a="2"} 3.0\nsglang:y 1e3\n'
+    assert replies.summed(text) == {"sglang:x_total": 5.0, "sglang:y": 1000.0}
+
+
+def test_an_unseeded_request_gets_a_seed_that_all_ranks_agree_on() -> None:
+    class Parameters(msgspec.Struct):
+        sampling_seed: int | None
+
+    class Request(msgspec.Struct):
+        rid: str
+        sampling_params: Parameters
+
+    unseeded = [launch.seed_of(Request(rid, Parameters(None))) for rid in ("a", "a", "b")]
+    assert unseeded[0] == unseeded[1] != unseeded[2]
+    assert launch.seed_of(Request("a", Parameters(7))) == 7
+
+
+def test_the_launcher_needs_a_socket() -> None:
+    done = subprocess.run([sys.executable, launch.__file__, "--port", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "--uds SOCKET" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"enable_http2": True}, {"grpc_port": 5}, {"tokenizer_worker_num": 2}, {"sampling_backend": "flashinfer"}],
+)
+def test_the_launcher_refuses_what_would_listen_elsewhere_or_ignore_seeds(change: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"sampling_backend": "pytorch", "skip_server_warmup": True}
+    launch.check_arguments(type("ServerArgs", (), good))
+    with pytest.raises(SystemExit):
+        launch.check_arguments(type("ServerArgs", (), {**good, **change}))
