@@ -16,7 +16,9 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
 - pool      {pool, state, model, pid, device, mode, threads, runtime, tenants, loaded, engine_tokens_per_second,
-             memory_bytes, idle_seconds}
+             trainer_tokens_per_second, memory_bytes, idle_seconds, engine}
+            engine: {name} of the backend before the pool answers, then {name, software, alive, asleep, running,
+             waiting, slots_used, slots, prefix_hits, cache_used, detail}, see lorad/engines/base.py
             runtime: {threads, wait_policy, malloc: {variable: number}, reasons: {threads: {source, text}, …}} or null
 - device    {device, name, memory_total, memory_used, pool}
 - event     {id, at, run, kind, data}: kind is `state`, or a journal kind (step, eval, version, checkpoint, end, …)

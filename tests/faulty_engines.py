@@ -120,7 +120,7 @@ class Misnames(BuiltinEngine):
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
         async for chunk in super().generate(request, version, prompts, sampling):
-            yield chunk if request == "canaries" else msgspec.structs.replace(chunk, version="other@7")
+            yield chunk if request.startswith("canaries") else msgspec.structs.replace(chunk, version="other@7")
 
 
 class AnotherBase(BuiltinEngine):

@@ -52,7 +52,7 @@ def running_pool(directory: Path, **changes: Any) -> Iterator[Running]:
     config, started = config_of(directory, **changes), Future[Running]()
 
     async def serve() -> None:
-        async with opened(config) as pool:
+        async with opened(config, directory) as pool:
             with contextlib.closing(listen(Path(config.socket))) as listener:
                 started.set_result(Running(config, pool))
                 await Service(pool, listener).serve()

@@ -5,33 +5,59 @@ from __future__ import annotations
 import typer
 
 from lorad.cli.options import AsJson
-from lorad.cli.output import duration, number, print_json, print_table, size
-from lorad.client import Client
+from lorad.cli.output import duration, note, number, print_json, print_table, size
+from lorad.client import Client, Json
 
 app = typer.Typer(add_completion=False)
+
+POOLS = ("pool", "state", "model", "device", "threads", "runs", "loaded", "memory", "idle")
+ENGINES = ("pool", "engine", "mode", "state", "busy", "slots", "hits", "tok/s")
 
 
 @app.command()
 def pools(as_json: AsJson = False) -> None:
-    """Pools: base, device, who uses them, what they have loaded."""
+    """Pools: base, device, who uses them, what they have loaded; and their engines.
+
+    busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those that fit.
+    hits: share of the prompt tokens of the last minute that were computed before.
+    """
     rows = Client().pools()
     if as_json:
         print_json(rows)
         return
-    cells = [
-        (
-            p["pool"],
-            p["state"],
-            p["model"],
-            p["device"],
-            p["threads"],
-            ", ".join(t if isinstance(t, str) else t["run"] for t in p["tenants"]),
-            len(p["loaded"]),
-            number(p.get("engine_tokens_per_second"), 0),
-            size(p.get("memory_bytes")),
-            duration(p.get("idle_seconds") or 0),
-        )
-        for p in rows
-    ]
-    columns = ("pool", "state", "model", "device", "threads", "runs", "loaded", "tok/s", "memory", "idle")
-    print_table(columns, cells, empty="No pools.")
+    print_table(POOLS, [pool_row(row) for row in rows], empty="No pools.")
+    engines = [(row, row["engine"]) for row in rows if "alive" in (row.get("engine") or {})]
+    if not engines:
+        return
+    print()
+    print_table(ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
+    for row, engine in engines:
+        if engine["detail"]:
+            note(f"{row['pool']}: {engine['detail']}")
+
+
+def pool_row(pool: Json) -> tuple[object, ...]:
+    return (
+        pool["pool"],
+        pool["state"],
+        pool["model"],
+        pool["device"],
+        pool["threads"],
+        ", ".join(t if isinstance(t, str) else t["run"] for t in pool["tenants"]),
+        len(pool["loaded"]),
+        size(pool.get("memory_bytes")),
+        duration(pool.get("idle_seconds") or 0),
+    )
+
+
+def engine_row(pool: Json, engine: Json) -> tuple[str, ...]:
+    return (
+        pool["pool"],
+        " ".join(filter(None, (engine["name"], engine.get("software")))),
+        pool["mode"],
+        "lost" if not engine["alive"] else "asleep" if engine["asleep"] else "awake",
+        f"{engine['running']}+{engine['waiting']}" if engine["waiting"] else str(engine["running"]),
+        "" if engine["slots"] is None else f"{engine['slots_used'] or 0}/{engine['slots']}",
+        "" if engine["prefix_hits"] is None else f"{100 * engine['prefix_hits']:.0f}%",
+        number(pool["engine_tokens_per_second"], 0),
+    )

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
+from lorad.protocol.calls import PoolStatus
 from lorad.store import runs
 from lorad.store.db import Row
 
@@ -22,7 +25,8 @@ WARNINGS = 20
 
 
 def run_view(row: Row) -> dict[str, Any]:
-    return {key: row[key] for key in RUN_KEYS.split()}
+    waiting = row["waiting"] if row["state"] in ("queued", "starting") else ""
+    return {key: row[key] for key in RUN_KEYS.split()} | {"waiting": waiting}
 
 
 def show_view(ctx: Context, row: Row) -> dict[str, Any]:
@@ -77,6 +81,14 @@ def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
         "loaded": status.loaded if status else [],
         "engine_tokens_per_second": status.engine_tokens_per_second if status else 0.0,
         "trainer_tokens_per_second": status.trainer_tokens_per_second if status else 0.0,
+        "engine": engine_view(pool.setup.engine, status),
         "memory_bytes": status.rss_bytes if status else None,
         "idle_seconds": pool.idle_seconds,
     }
+
+
+def engine_view(name: str, status: PoolStatus | None) -> dict[str, Any]:
+    """The backend's name, the versions of what serves, and what it does; no more than the name before it answers."""
+    if status is None or status.engine is None:
+        return {"name": name}
+    return {"name": name, "software": status.info.versions.get(name), **msgspec.to_builtins(status.engine)}

@@ -19,11 +19,12 @@ def main() -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        config = configuration.read(Path(sys.argv[1]))
+        root = Path(sys.argv[1]).absolute()
+        config = configuration.read(root)
         prepare(config)
         from lorad.pool.host import run
 
-        asyncio.run(run(config))
+        asyncio.run(run(config, root))
     except (LoradError, OSError) as error:
         hint = f" {error.hint}" if isinstance(error, LoradError) and error.hint else ""
         print(f"the pool could not start: {error}.{hint}", file=sys.stderr, flush=True)

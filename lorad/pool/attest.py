@@ -1,48 +1,28 @@
 """Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
 
-*Delivery*: the digest of what the engine received. *Direct comparison*: on canaries, the change that the version makes
-to the engine's log-probabilities, de, against the change that the trainer's slot makes to its own, dt (each side
-against its own base, so that most of their rounding drops out):
-
-    rel = |de - dt| / |dt|      slope = <de, dt> / |dt|^2      z = <de - dt(v-1), u> / |u|^2,  u = dt(v) - dt(v-1)
-
-rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses late in a
-run. Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with it, so that noise
-alone fails nothing, and where they have grown too large to prove anything the verdict is inconclusive.
+*Delivery*: the digest of what the engine received. *Direct comparison* (judge.py), which every server of the engine has
+to pass. What the first one said then is kept: a part of the engine that has lost its memory (restart, wake) is compared
+with it in the same way before anybody is served by that part. This proves "the same as was attested", within the same
+limits; of versions that were only ever served, "the same as when it was loaded".
 """
 
 from __future__ import annotations
 
-import numpy as np
-from msgspec import Struct
+import asyncio
+import logging
 
-from lorad.engines.base import Engine
-from lorad.pool.canaries import Canaries, make_canaries
-from lorad.protocol.calls import Attestation
+import numpy as np
+
+from lorad.engines.base import BASE, Engine, Scorer
+from lorad.errors import AttestationFailed, NotFound
+from lorad.pool.canaries import Canaries, measure_canaries, sample_canaries
+from lorad.pool.judge import BFLOAT16, FLOAT32, Reference, judge, judge_again, worst
+from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
 from lorad.trainers.base import Policy, Trainer
 
-NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
-DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)^2; so many times that
+log = logging.getLogger(__name__)
 
-
-class Limits(Struct, frozen=True):
-    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; rel_blind: the
-    limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma or the change
-    is large: rounding is the mean difference as a share of the change's rms.
-    """
-
-    least_sigma: float
-    rel: float
-    rel_blind: float
-    largest: float
-    mean: float
-    rounding: float
-    z: float = 0.5
-
-
-FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6)
-BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2)
-LARGEST_SIGMAS, MEAN_SIGMAS, LARGEST_TO_MEAN = 15.0, 2.0, 8.0
+UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine tells what it did."
 
 
 class Attester:
@@ -53,25 +33,83 @@ class Attester:
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
         self._canaries: dict[tuple[int, int], Canaries] = {}
+        self._sampling = asyncio.Lock()
+        self._references: dict[str, Reference] = {}  # by the engine's name
+        engine.on_return(self.check)
+
+    def has_canaries(self, count: int, tokens: int) -> bool:
+        return (count, tokens) in self._canaries
 
     async def canaries(self, count: int, tokens: int) -> Canaries:
         """Raises AttestationFailed when engine and trainer do not hold the same base."""
-        if (count, tokens) not in self._canaries:
-            made = await make_canaries(self._engine, self._trainer, self._vocab_size, count, tokens)
-            self._canaries.setdefault((count, tokens), made)
+        async with self._sampling:
+            if not self.has_canaries(count, tokens):
+                batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
+                async with self._engine.settled():
+                    self._canaries[count, tokens] = await measure_canaries(self._engine, self._trainer, batch)
         return self._canaries[count, tokens]
+
+    async def any_canaries(self) -> Canaries:
+        """As `canaries`, of whatever size: those that there are, if there are any."""
+        return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
     async def attest(
         self, name: str, digest: str, slot: str, canaries: Canaries, previous: np.ndarray | None
     ) -> tuple[Attestation, np.ndarray]:
-        """Whether `name` is what `slot` holds now, and its dt. previous: dt(v-1); None: that was the base."""
+        """Whether `name` is what `slot` holds now, and its dt. previous: dt(v-1); None: that was the base.
+
+        To be called inside the same `Engine.settled` as the load.
+        """
         trainer = (await self._trainer.logprobs(Policy(slot), canaries.batch)).astype(np.float64)
         change = trainer - canaries.trainer
         if (missing := await self.delivery(name, digest)) is not None:
             return missing, change
-        engine = (await self._engine.score(name, canaries.batch)).astype(np.float64)
         before = np.zeros_like(change) if previous is None else previous
-        return judge(canaries, engine, trainer, before, self.limits), change
+        by_server = await self._scores(name, canaries)
+        verdict = worst([judge(canaries, engine, trainer, before, self.limits) for engine in by_server])
+        if verdict.verdict != "failed":
+            self._references[name] = Reference(canaries, by_server[0], before)
+        return verdict, change
+
+    async def remember(self, name: str, canaries: Canaries) -> None:
+        """Have a version that no slot holds compared with what it says now, from now on. Inside `Engine.settled`.
+
+        Raises AttestationFailed when servers differ about it.
+        """
+        if name in self._references:
+            return
+        by_server = await self._scores(name, canaries)
+        reference = Reference(canaries, by_server[0], np.zeros_like(by_server[0]))
+        verdict = worst([judge_again(reference, engine, canaries.engine, self.limits) for engine in by_server])
+        if verdict.verdict == "failed":
+            raise AttestationFailed(f"{name} is not the same everywhere: {verdict.detail}", hint=UNLOADED)
+        self._references[name] = reference
+
+    def forget(self, name: str) -> None:
+        """It is not to be served any more."""
+        self._references.pop(name, None)
+
+    async def check(self, score: Scorer) -> None:
+        """Raises AttestationFailed unless `score` says of the base and of every version what the engine said before."""
+        for canaries in list(self._canaries.values()):
+            base = (await score(BASE, canaries.batch)).astype(np.float64)
+            then = Reference(canaries, canaries.engine, np.zeros_like(base))
+            _must_pass(BASE, judge_again(then, base, canaries.engine, self.limits))
+            for name, reference in list(self._references.items()):
+                if reference.canaries is canaries:
+                    await self._check_version(name, reference, base, score)
+
+    async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> None:
+        try:
+            now = (await score(name, reference.canaries.batch)).astype(np.float64)
+        except NotFound:
+            if name in self._references:
+                raise
+            return
+        _must_pass(name, judge_again(reference, now, base, self.limits))
+
+    async def _scores(self, name: str, canaries: Canaries) -> list[np.ndarray]:
+        return [scores.astype(np.float64) for scores in await self._engine.scores(name, canaries.batch)]
 
     async def delivery(self, name: str, digest: str) -> Attestation | None:
         """None when the engine says that it holds `digest` under `name`."""
@@ -83,84 +121,10 @@ class Attester:
         return None
 
 
-def judge(
-    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
-) -> Attestation:
-    """The verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous: dt(v-1)."""
-    if not np.isfinite(engine).all():
-        return Attestation("failed", "the engine's log-probabilities are not finite")
-    if not np.isfinite(trainer).all():
-        return Attestation("failed", "the trainer's log-probabilities are not finite")
-    facts = measure(canaries, engine, trainer, previous, limits)
-    rounding = limits.rounding * facts["signal"]
-    largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"], LARGEST_TO_MEAN * rounding)
-    mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"], rounding)
-    wrong = [
-        f"{what} {facts[key]:.3g}, at most {limit:.3g}"
-        for what, key, limit in (
-            ("largest difference", "largest", largest),
-            ("mean difference", "mean", mean),
-            ("rel", "rel", facts.get("rel_limit", 0.0)),
-            ("|z - 1|", "z_error", facts.get("z_limit", 0.0)),
+def _must_pass(name: str, verdict: Attestation) -> None:
+    log.info("after a return of the engine, %s: %s: %s", name, verdict.verdict, verdict.detail)
+    if verdict.verdict == "failed":
+        raise AttestationFailed(
+            f"after its return the engine does not serve {name} as it did when that was attested: {verdict.detail}",
+            hint="Nothing was sampled from it since; the log of the engine tells what it did. Then resume the run.",
         )
-        if key in facts and facts[key] > limit
-    ]
-    if wrong:
-        return Attestation("failed", f"{_resembles(facts)}: {'; '.join(wrong)}", facts)
-    return _passed_or_inconclusive(facts, limits)
-
-
-def measure(
-    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
-) -> dict[str, float]:
-    """The numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
-    de, dt = engine - canaries.engine, trainer - canaries.trainer
-    difference, u = np.abs(engine - trainer), dt - previous
-    sigma = max(canaries.sigma, limits.least_sigma)
-    noise = sigma * np.sqrt(canaries.tokens)  # the L2 norm of pure noise
-    norm, step = float(np.linalg.norm(dt)), float(np.linalg.norm(u))
-    facts = {
-        "sigma": sigma,
-        "signal": norm / np.sqrt(canaries.tokens),
-        "step": step / np.sqrt(canaries.tokens),
-        "largest": float(difference.max()),
-        "mean": float(difference.mean()),
-    }
-    if norm > 0:
-        facts["rel"] = float(np.linalg.norm(de - dt)) / norm
-        facts["rel_limit"] = max(limits.rel, NOISE_FACTOR * noise / norm)
-        facts["slope"] = float(de @ dt) / norm**2
-    if step > 0:
-        facts["z"] = float((de - previous) @ u) / step**2
-        facts["z_error"] = abs(facts["z"] - 1)
-        averaged, diluted = NOISE_FACTOR * sigma / step, DILUTION * (noise / step) ** 2
-        facts["z_limit"] = max(limits.z, averaged, diluted)
-    return {key: float(value) for key, value in facts.items()}
-
-
-def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestation:
-    numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
-    if "rel" not in facts:
-        return Attestation("passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts)
-    if facts["rel_limit"] > limits.rel_blind:
-        return Attestation("inconclusive", f"delivered, but too little signal to tell more: {numbers}", facts)
-    if "z" in facts and facts["z_limit"] > limits.z:
-        step = f"step {facts['step']:.2g} nats rms, noise {facts['sigma']:.2g}"
-        return Attestation("inconclusive", f"delivered, but too close to the previous version: {step}", facts)
-    z = f", z {facts['z']:.3f}" if "z" in facts else ""
-    return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
-
-
-def _resembles(facts: dict[str, float]) -> str:
-    """What the engine seems to serve instead, in words."""
-    if "rel" not in facts:
-        return "the engine does not answer like the base, which a fresh adapter equals"
-    slope, z = facts["slope"], facts.get("z", 1.0)
-    numbers = f"slope {slope:.3g}, z {z:.3g}"
-    if abs(slope) < 0.1:
-        return f"the engine answers like the base ({numbers})"
-    if abs(z) < 0.25:
-        return f"the engine answers like the previous version ({numbers})"
-    if 1.8 < slope < 2.2:
-        return f"the engine applies the adapter with twice its scale ({numbers})"
-    return f"the engine serves other tensors than were exported ({numbers})"

@@ -22,7 +22,10 @@ MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and 
 
 
 class Canaries(Struct, frozen=True):
-    """The texts and what both sides say of them under the base, float64 [T]. sigma: rms difference, nats."""
+    """The texts and what both sides say of them under the base, float64 [T]. sigma: rms difference, nats.
+
+    Of several servers, `engine` is the first one's: they are to hold the same.
+    """
 
     batch: Batch
     engine: np.ndarray
@@ -34,26 +37,29 @@ class Canaries(Struct, frozen=True):
         return int(self.batch.completions.size)
 
 
-async def make_canaries(engine: Engine, trainer: Trainer, vocab_size: int, count: int, tokens: int) -> Canaries:
-    """`count` canaries of `tokens` tokens, the same ones for the same base.
+async def measure_canaries(engine: Engine, trainer: Trainer, batch: Batch) -> Canaries:
+    """sigma is that of the server which is farthest from the trainer.
 
     Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
     """
-    batch = await _sampled(engine, vocab_size, count, tokens)
-    engine_base = (await engine.score(BASE, batch)).astype(np.float64)
+    by_server = [scores.astype(np.float64) for scores in await engine.scores(BASE, batch)]
     trainer_base = (await trainer.logprobs(Policy(), batch)).astype(np.float64)
-    sigma = float(np.sqrt(np.mean((engine_base - trainer_base) ** 2)))
+    sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
+    sigma = float(np.max(sigmas))  # NaN among them is NaN
     limit = MOST_NOISE[engine.capabilities().dtype]
     if not sigma <= limit:
         raise AttestationFailed(
             f"engine and trainer disagree about the base itself: rms {sigma:.2g} nats, at most {limit:g} is rounding",
             hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
         )
-    return Canaries(batch, engine_base, trainer_base, sigma)
+    return Canaries(batch, by_server[0], trainer_base, sigma)
 
 
-async def _sampled(engine: Engine, vocab_size: int, count: int, tokens: int) -> Batch:
-    """Prompts are drawn from the vocabulary with a fixed seed, completions from the base at temperature 1."""
+async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: int) -> Batch:
+    """`count` canaries of `tokens` tokens, the same ones for the same base.
+
+    Prompts are drawn from the vocabulary with a fixed seed, completions from the base at temperature 1.
+    """
     random = np.random.default_rng([vocab_size, count, tokens])
     prompts = [
         Prompt(
@@ -65,7 +71,8 @@ async def _sampled(engine: Engine, vocab_size: int, count: int, tokens: int) -> 
     ]
     room = engine.capabilities().max_tokens - PROMPT_TOKENS
     parts: dict[str, list[Chunk]] = {prompt.id: [] for prompt in prompts}
-    async for chunk in engine.generate("canaries", BASE, prompts, Sampling(max_new_tokens=min(tokens, room))):
+    how = Sampling(max_new_tokens=min(tokens, room))
+    async for chunk in engine.generate(f"canaries {count} x {tokens}", BASE, prompts, how):
         parts[chunk.prompt].append(chunk)
     best = sorted(prompts, key=lambda prompt: -_uncertain(parts[prompt.id]))[:count]
     return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lorad.errors import SpecError
+from lorad.protocol.servers import ServerSetup
 
 FILE = "pool.json"
 
@@ -19,7 +20,9 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: as in the spec; model_path: the directory that it resolved to. dtype `auto` is the checkpoint's own on a GPU
     and float32 on the CPU. deterministic: samples of one call share a batch with no other call's. trainer_class and
     engine_class: `module:Class` that replaces what the name means; pythonpath: where such modules are found, separated
-    as in PYTHONPATH.
+    as in PYTHONPATH. mode: where engine and trainer are: `fused` in one process with one base; `resident` side by side,
+    each with its own; `timesliced` the same, but the engine sleeps while the trainer trains. server: of an engine that
+    is a process of its own.
     """
 
     pool: str
@@ -31,7 +34,8 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine: str = "builtin"
     trainer_class: str | None = None
     engine_class: str | None = None
-    mode: Literal["fused"] = "fused"
+    mode: Literal["fused", "resident", "timesliced"] = "fused"
+    server: ServerSetup | None = None
     threads: Annotated[int, Meta(gt=0)] = 1
     device: str = "cpu"
     deterministic: bool = True
@@ -48,6 +52,11 @@ def read(directory: Path) -> PoolConfig:
         raise SpecError(f"{path}: {error.strerror}", hint="The daemon writes it before it starts a pool.") from error
     except msgspec.MsgspecError as error:
         raise SpecError(f"{path}: {error}", hint="Remove the pool's directory; the daemon makes a new one.") from error
+
+
+def log_directory(directory: Path) -> Path:
+    """Of the present life: the newest attempt, where the shim puts the pool's own log. Without a shim, the pool's."""
+    return max((directory / "attempts").glob("[0-9]*"), default=directory)
 
 
 def write(config: PoolConfig, directory: Path) -> None:

@@ -14,19 +14,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import lorad
 from lorad.engines.base import Engine
-from lorad.engines.registry import engine_class
-from lorad.errors import SpecError
+from lorad.errors import PoolLost
 from lorad.models.base import Base
 from lorad.models.compute import Compute
-from lorad.models.directory import read_config
-from lorad.models.loading import load_base
 from lorad.pool.config import PoolConfig
 from lorad.pool.listener import listen, remove
 from lorad.pool.service import Service
+from lorad.pool.start import started
 from lorad.pool.state import Pool
 from lorad.protocol.calls import PoolInfo
 from lorad.trainers.base import Trainer
@@ -34,78 +30,57 @@ from lorad.trainers.registry import trainer_class
 
 log = logging.getLogger(__name__)
 
-CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
+LOOK_SECONDS = 5.0  # between two looks at the engine
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
-async def run(config: PoolConfig) -> None:
-    """Serve until SIGTERM, SIGINT or a shutdown call. Raises SpecError when the model or a backend is not usable."""
-    async with opened(config) as pool:
+async def run(config: PoolConfig, root: Path) -> None:
+    """Serve until SIGTERM, SIGINT or a shutdown call. root: the pool's directory.
+
+    Raises SpecError when the model or a backend is not usable, PoolLost when a server does not start.
+    """
+    async with opened(config, root) as pool:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, pool.stopping.set)
         path = Path(config.socket)
         with contextlib.closing(listen(path)) as listener:
             log.info("pool %s serves %s on %s", config.pool, config.model, config.socket)
+            watch = asyncio.create_task(watch_engine(pool))
             try:
                 await Service(pool, listener).serve()
             finally:
+                watch.cancel()
                 remove(path)
     log.info("pool %s is closed", config.pool)
+    if watch.done() and not watch.cancelled():
+        raise watch.result()
+
+
+async def watch_engine(pool: Pool) -> PoolLost:
+    """Stop the pool when its engine will never serve again: the next life of the pool begins with another one."""
+    while (health := await pool.engine.health()).alive:  # noqa: ASYNC110 (health is polled)
+        await asyncio.sleep(LOOK_SECONDS)
+    pool.stopping.set()
+    return PoolLost(f"the engine serves nobody any more: {health.detail}", hint="Resume the runs; a new pool starts.")
 
 
 @asynccontextmanager
-async def opened(config: PoolConfig) -> AsyncIterator[Pool]:
+async def opened(config: PoolConfig, root: Path) -> AsyncIterator[Pool]:
     """The pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()
     try:
-        base = await compute.run(_load, config)
         trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
-        engine_type: Any = engine_class(config.engine, config.engine_class)
-        trainer: Trainer = trainer_type(base, compute, config.model)
-        engine: Engine = engine_type(
-            base,
-            compute,
-            Path(config.model_path),
-            cache_bytes=_cache_bytes(config, base),
-            mix_calls=not config.deterministic,
-        )
-        info = await _info(config, trainer, engine, base)
-        pool = Pool(info, trainer, engine, base.config.vocab_size)
-        try:
-            yield pool
-        finally:
-            await pool.close()
+        async with started(config, compute, root) as (base, engine):
+            trainer: Trainer = trainer_type(base, compute, config.model)
+            info = await _info(config, trainer, engine, base)
+            pool = Pool(info, trainer, engine, base.config.vocab_size)
+            try:
+                yield pool
+            finally:
+                await pool.close()
     finally:
         compute.close()
-
-
-def _load(config: PoolConfig) -> Base:
-    device = torch.device(config.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread, which does all the work: streams and graphs are made there
-    directory = Path(config.model_path)
-    return load_base(directory, _dtype(config, directory, device), device)
-
-
-def _dtype(config: PoolConfig, directory: Path, device: torch.device) -> torch.dtype:
-    """`auto`: float32 on a CPU, whose bfloat16 is slow; else the checkpoint's own (float16 becomes bfloat16)."""
-    wanted = config.dtype
-    if wanted == "auto":
-        own = "float32" if device.type == "cpu" else read_config(directory).dtype
-        wanted = "float32" if own == "float32" else "bfloat16"
-    return torch.float32 if wanted == "float32" else torch.bfloat16
-
-
-def _cache_bytes(config: PoolConfig, base: Base) -> int:
-    """The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same."""
-    if base.device.type == "cpu":
-        return CPU_CACHE
-    total = torch.cuda.get_device_properties(base.device).total_memory
-    left = int(total * config.memory_fraction) - base.nbytes()
-    return max(LEAST_CACHE, left // 2)  # the other half is for training
 
 
 async def _info(config: PoolConfig, trainer: Trainer, engine: Engine, base: Base) -> PoolInfo:
@@ -123,5 +98,5 @@ async def _info(config: PoolConfig, trainer: Trainer, engine: Engine, base: Base
         dtype=str(base.dtype).removeprefix("torch."),
         threads=config.threads,
         max_tokens=min(trainer.capabilities().max_tokens, engine.capabilities().max_tokens),
-        versions={"lorad": lorad.__version__, "python": platform.python_version(), **versions},
+        versions={"lorad": lorad.__version__, "python": platform.python_version(), **versions, **engine.software()},
     )

@@ -39,10 +39,13 @@ class Entry:
 
 
 class LoadedVersions:
-    """All methods belong to the pool's asyncio loop; unloading waits for requests in flight, in the background."""
+    """All methods belong to the pool's asyncio loop; unloading waits for requests in flight, in the background.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    forget: is told the engine's name of each version that goes, before it goes.
+    """
+
+    def __init__(self, engine: Engine, forget: Callable[[str], None]) -> None:
+        self._engine, self._forget = engine, forget
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, int] = {}
         self._loading = asyncio.Lock()
@@ -50,6 +53,9 @@ class LoadedVersions:
 
     def names(self) -> list[str]:
         return sorted(self._entries)
+
+    def find(self, version: str) -> Entry | None:
+        return self._entries.get(version)
 
     async def publish(self, version: str, source: AdapterSource) -> Entry:
         """Load a run's new version; nobody finds it before `adopt`. A load that fails changes nothing."""
@@ -63,6 +69,7 @@ class LoadedVersions:
 
     async def refuse(self, entry: Entry) -> None:
         """The entry did not pass: gone, before this returns."""
+        self._forget(entry.engine_name)
         await self._engine.unload(entry.engine_name)
 
     def release(self, entry: Entry) -> None:
@@ -126,6 +133,7 @@ class LoadedVersions:
             self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
+        self._forget(entry.engine_name)
         self._later(self._engine.unload(entry.engine_name))
 
     def _later(self, unload: Coroutine[Any, Any, None]) -> None:

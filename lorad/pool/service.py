@@ -33,6 +33,7 @@ class Service:
         accepting = asyncio.create_task(self._accept())
         try:
             await self._pool.stopping.wait()
+            self._pool.engine.stop_waiting()
             for fence in self._pool.fences.values():
                 await fence.settle()
             if self._answering:

@@ -12,6 +12,7 @@ from lorad.pool.fencing import Fence
 from lorad.pool.files import VersionFiles
 from lorad.pool.loaded import LoadedVersions
 from lorad.pool.meter import Meter
+from lorad.pool.phases import Phases
 from lorad.pool.tenants import Tenant
 from lorad.protocol.calls import Call, PoolInfo
 from lorad.trainers.base import Trainer
@@ -23,7 +24,8 @@ class Pool:
     def __init__(self, info: PoolInfo, trainer: Trainer, engine: Engine, vocab_size: int) -> None:
         self.info, self.trainer, self.engine, self.vocab_size = info, trainer, engine, vocab_size
         self.attester = Attester(engine, trainer, vocab_size)
-        self.loaded = LoadedVersions(engine)
+        self.loaded = LoadedVersions(engine, self.attester.forget)
+        self.phases = Phases(engine, is_timesliced=info.mode == "timesliced")
         self.files = VersionFiles(info.model)
         self.meter = Meter()
         self.tenants: dict[str, Tenant] = {}
@@ -53,9 +55,10 @@ class Pool:
         await self.trainer.close(tenant.run)
 
     async def close(self) -> None:
-        """Finish what changes slots, write what is pending, end the engine."""
+        """Finish what changes slots, write what is pending. The engine is the caller's to close, after this."""
+        self.engine.stop_waiting()
         for fence in self.fences.values():
             await fence.settle()
+        await self.phases.settle()
         await self.loaded.settle()
         await asyncio.to_thread(self.files.close)
-        await self.engine.close()

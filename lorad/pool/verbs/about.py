@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from lorad.pool.state import Pool
-from lorad.protocol.calls import Call, Nothing, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.calls import Call, EngineStatus, Nothing, PoolInfo, PoolStatus, Tenant
 
 
 async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
@@ -25,6 +25,17 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         trainer_tokens_per_second=pool.meter.trained_per_second,
         rss_bytes=psutil.Process().memory_info().rss,
         idle_seconds=pool.meter.idle_seconds,
+        engine=EngineStatus(
+            alive=health.alive,
+            asleep=health.asleep,
+            running=health.running,
+            waiting=health.waiting,
+            slots_used=health.slots_used,
+            slots=health.slots,
+            prefix_hits=health.prefix_hits,
+            cache_used=health.cache_used,
+            detail=health.detail,
+        ),
     )
 
 

@@ -25,7 +25,7 @@ async def generate(pool: Pool, call: Call, args: Generate) -> Items:
     with pool.fence(call.run).stream(call, request) as check:
         tenant = pool.tenant(call)
         name = BASE if args.version == BASE else tenant.attested(args.version).engine_name
-        async for item in _stream(pool, request, name, args, check):
+        async for item in _stream(pool, call.run, request, name, args, check):
             yield item
 
 
@@ -33,20 +33,20 @@ async def serve(pool: Pool, call: Call, args: Generate) -> Items:
     """Raises NotFound for a version that is not loaded."""
     request = pool.request(call)
     if args.version == BASE:
-        async for item in _stream(pool, request, BASE, args, lambda: None):
+        async for item in _stream(pool, "", request, BASE, args, lambda: None):
             yield item
         return
     with pool.loaded.use(args.version) as entry:
-        async for item in _stream(pool, request, entry.engine_name, args, lambda: None):
+        async for item in _stream(pool, "", request, entry.engine_name, args, lambda: None):
             yield item
 
 
-async def _stream(pool: Pool, request: str, name: str, args: Generate, check: Callable[[], None]) -> Items:
+async def _stream(pool: Pool, run: str, request: str, name: str, args: Generate, check: Callable[[], None]) -> Items:
     started, samples, tokens = time.perf_counter(), 0, 0
     kept: list[Chunk] = []
     positions = {prompt.id: position for position, prompt in enumerate(args.prompts)}
-    chunks = pool.engine.generate(request, name, args.prompts, args.sampling)
-    async with aclosing(cast("AsyncGenerator[Chunk, None]", chunks)):
+    made = cast("AsyncGenerator[Chunk, None]", pool.engine.generate(request, name, args.prompts, args.sampling))
+    async with aclosing(pool.phases.stream(run, made)) as chunks:
         async for chunk in chunks:
             check()
             if chunk.version != name:

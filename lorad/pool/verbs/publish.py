@@ -5,17 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
-from lorad.errors import AttestationFailed, Conflict
+from lorad.errors import AttestationFailed, Conflict, EngineGone
+from lorad.pool.attest import UNLOADED
 from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.protocol.calls import Attestation, Call, Publish, Published
+
+TRIES = 3
+
+
+class Live(NamedTuple):
+    """change: see `Attester.attest`."""
+
+    entry: Entry
+    attestation: Attestation
+    change: np.ndarray
+    load_seconds: float
+    attest_seconds: float
 
 
 async def publish(pool: Pool, call: Call, args: Publish) -> Published:
@@ -27,13 +41,29 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     version = f"{tenant.run}@{args.number}"
     started = time.perf_counter()
     adapter, digest = await _export(pool, tenant)
-    entry = await pool.loaded.publish(version, AdapterSource(digest, adapter=adapter))
-    loaded = time.perf_counter()
-    attestation, change = await _attested(pool, tenant, entry)
-    attested = time.perf_counter()
-    _go_live(pool, tenant, args, entry, change)
+    exported = time.perf_counter()
+    live = await _live(pool, tenant, version, AdapterSource(digest, adapter=adapter))
+    _go_live(pool, tenant, args, live.entry, live.change)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest))
-    return Published(version, digest, adapter.bytes, loaded - started, attested - loaded, attestation)
+    seconds = exported - started + live.load_seconds
+    return Published(version, digest, adapter.bytes, seconds, live.attest_seconds, live.attestation)
+
+
+async def _live(pool: Pool, tenant: Tenant, version: str, source: AdapterSource) -> Live:
+    """Loaded and attested; from the beginning when the engine died meanwhile and has come back."""
+    tries = 0
+    while True:
+        try:
+            async with pool.phases.serving(tenant.run), pool.engine.settled():
+                begun = time.perf_counter()
+                entry = await pool.loaded.publish(version, source)
+                loaded = time.perf_counter()
+                attestation, change = await _attested(pool, tenant, entry)
+                return Live(entry, attestation, change, loaded - begun, time.perf_counter() - loaded)
+        except EngineGone:
+            tries += 1
+            if tries == TRIES:
+                raise
 
 
 def _check_number(tenant: Tenant, args: Publish) -> None:
@@ -61,7 +91,7 @@ async def _attested(pool: Pool, tenant: Tenant, entry: Entry) -> tuple[Attestati
         if attestation.verdict == "failed":
             raise AttestationFailed(
                 f"{entry.version} failed its attestation: {attestation.detail}",
-                hint="It was unloaded and nothing was sampled from it; the log of the pool tells what the engine did.",
+                hint=UNLOADED,
             )
         return attestation, change
     except BaseException:

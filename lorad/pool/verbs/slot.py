@@ -8,6 +8,7 @@ from pathlib import Path
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.directory import verify
 from lorad.errors import Conflict
+from lorad.pool.canaries import Canaries
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.protocol.calls import Call, Closed, Evict, Nothing, Open, Opened
@@ -19,7 +20,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     await _clear(pool, call)
     if args.resume_from is not None:
         await asyncio.to_thread(verify, Path(args.resume_from))
-    canaries = await pool.attester.canaries(args.canaries, args.canary_tokens)
+    canaries = await _canaries(pool, call.run, args)
     slot = await _slot(pool, call.run, args)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
     return Opened(slot.parameters, slot.tensors, slot.bytes)
@@ -50,6 +51,14 @@ async def _clear(pool: Pool, call: Call) -> None:
         await pool.trainer.discard_grads(call.run)
         await pool.evict(tenant)
     await pool.files.forget(call.run)
+
+
+async def _canaries(pool: Pool, run: str, args: Open) -> Canaries:
+    """The engine has to be awake when there are none yet."""
+    if pool.attester.has_canaries(args.canaries, args.canary_tokens):
+        return await pool.attester.canaries(args.canaries, args.canary_tokens)
+    async with pool.phases.serving(run):
+        return await pool.attester.canaries(args.canaries, args.canary_tokens)
 
 
 async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:

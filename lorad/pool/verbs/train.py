@@ -11,13 +11,16 @@ from lorad.trainers.base import Policy
 async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> LossStats:
     slot = pool.tenant(call).run
     check(args.batch, pool.vocab_size)
-    stats = await pool.trainer.forward_backward(slot, args.batch, args.targets, args.loss, args.normaliser)
+    async with pool.phases.training(call.run):
+        stats = await pool.trainer.forward_backward(slot, args.batch, args.targets, args.loss, args.normaliser)
     pool.meter.trained(int(args.batch.completions.size))
     return stats
 
 
 async def optim_step(pool: Pool, call: Call, args: OptimStep) -> Stepped:
-    result = await pool.trainer.optim_step(pool.tenant(call).run, args.lr, args.max_grad_norm)
+    slot = pool.tenant(call).run
+    async with pool.phases.training(call.run):
+        result = await pool.trainer.optim_step(slot, args.lr, args.max_grad_norm)
     return Stepped(result.grad_norm, result.applied)
 
 
@@ -30,7 +33,8 @@ async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
     slot = pool.tenant(call).run
     check(args.batch, pool.vocab_size)
     policy = Policy(slot if args.of == "slot" else None)
-    return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
+    async with pool.phases.training(call.run):
+        return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 
 
 def check(batch: Batch, vocab_size: int) -> None:

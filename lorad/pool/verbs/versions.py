@@ -10,16 +10,25 @@ from lorad.adapters.peft import read_peft
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
 from lorad.errors import AttestationFailed, IntegrityError
+from lorad.pool.canaries import Canaries
+from lorad.pool.loaded import Entry
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Call, LoadVersion, Nothing, Unload
 
 
 async def load_version(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
-    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed (delivery)."""
-    entry = await pool.loaded.serve(args.version, args.sha256, lambda: _read(pool, args))
-    if (wrong := await pool.attester.delivery(entry.engine_name, entry.digest)) is not None:
-        pool.loaded.withdraw(entry)
-        raise AttestationFailed(f"{args.version}: {wrong.detail}", hint="It was unloaded; load it again.")
+    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed (delivery, servers)."""
+    async with pool.phases.serving():
+        canaries = None if pool.info.mode == "fused" else await pool.attester.any_canaries()
+        async with pool.engine.settled():
+            known = pool.loaded.find(args.version)
+            entry = await pool.loaded.serve(args.version, args.sha256, lambda: _read(pool, args))
+            try:
+                await _check(pool, entry, canaries)
+            except BaseException:
+                if entry is not known:
+                    pool.loaded.withdraw(entry)
+                raise
     return Nothing()
 
 
@@ -30,6 +39,14 @@ async def unload(pool: Pool, call: Call, args: Unload) -> Nothing:
     tenant.versions.remove(entry)
     pool.loaded.release(entry)
     return Nothing()
+
+
+async def _check(pool: Pool, entry: Entry, canaries: Canaries | None) -> None:
+    """canaries: None for an engine that lives and dies with the pool, and so never returns."""
+    if (wrong := await pool.attester.delivery(entry.engine_name, entry.digest)) is not None:
+        raise AttestationFailed(f"{entry.version}: {wrong.detail}", hint="It was unloaded; load it again.")
+    if canaries is not None:
+        await pool.attester.remember(entry.engine_name, canaries)
 
 
 async def _read(pool: Pool, args: LoadVersion) -> AdapterSource:

@@ -1,0 +1,182 @@
+"""Who has the device in a pool whose engine sleeps while the trainer trains: mode `timesliced`.
+
+Work is *serving* or *training*; of one kind there may be as much at once as there is, of both never. The engine sleeps
+or wakes only when the other kind is asked for and the present one has ended. Who serves waits behind a trainer that
+waits, so that streams end; who trains does not wait behind streams, since a run trains only on what it has sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from lorad.engines.base import Engine
+from lorad.errors import Conflict
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 1024  # callers
+LINGER = 0.1  # seconds after a training verb in which its run is expected to go on with the next
+
+Kind = Literal["training", "serving"]
+KINDS: tuple[Kind, Kind] = ("training", "serving")
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Waiter:
+    run: str
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Phases:
+    """All methods belong to the pool's asyncio loop. Nothing here is entered from inside itself.
+
+    is_timesliced: False when both kinds may go on at once; then nobody ever waits here.
+    """
+
+    def __init__(self, engine: Engine, *, is_timesliced: bool) -> None:
+        self._engine, self._is_timesliced = engine, is_timesliced
+        self._kind: Kind | None = "serving"  # None: a change failed, so that the engine is neither here nor there
+        self._inside = 0
+        self._waiting: dict[Kind, list[Waiter]] = {"training": [], "serving": []}
+        self._change: asyncio.Task[None] | None = None
+        self._trained, self._trained_at = "", 0.0
+
+    def training(self, run: str) -> AbstractAsyncContextManager[None]:
+        """Around what needs the device for the trainer. Raises Conflict, and what the engine raised when it slept."""
+        return self._phase("training", run)
+
+    def serving(self, run: str = "") -> AbstractAsyncContextManager[None]:
+        """Around what needs the engine awake. Raises Conflict, and what the engine raised when it woke."""
+        return self._phase("serving", run)
+
+    def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """`chunks` of the engine, served; a reader that stops reading keeps no trainer waiting."""
+        return self._pumped(run, chunks) if self._is_timesliced else chunks
+
+    async def settle(self) -> None:
+        """Wait for a change under way."""
+        while self._change is not None:
+            await asyncio.wait([self._change])
+
+    @asynccontextmanager
+    async def _phase(self, kind: Kind, run: str) -> AsyncIterator[None]:
+        if not self._is_timesliced:
+            yield
+            return
+        await self._enter(kind, run)
+        try:
+            yield
+        finally:
+            self._leave(kind, run)
+
+    async def _pumped(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        queue: asyncio.Queue[T | None] = asyncio.Queue()
+
+        async def pump() -> None:
+            try:
+                async with self.serving(run), aclosing(chunks):
+                    async for chunk in chunks:
+                        queue.put_nowait(chunk)
+            finally:
+                queue.put_nowait(None)
+
+        task = asyncio.create_task(pump())
+        try:
+            while (chunk := await queue.get()) is not None:
+                yield chunk
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _enter(self, kind: Kind, run: str) -> None:
+        if self._may_enter(kind):
+            self._inside += 1
+            return
+        if sum(map(len, self._waiting.values())) >= MOST_WAITING:
+            raise Conflict(
+                f"{MOST_WAITING} calls wait for their turn on the device", hint="Ask for less at once, or later."
+            )
+        waiter = Waiter(run)
+        self._waiting[kind].append(waiter)
+        self._advance()
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            self._give_up(kind, waiter)
+            raise
+
+    def _may_enter(self, kind: Kind) -> bool:
+        is_now = self._kind == kind and self._change is None
+        return is_now and (kind == "training" or not self._waiting["training"])
+
+    def _give_up(self, kind: Kind, waiter: Waiter) -> None:
+        """Its caller was cancelled, perhaps in the moment in which its turn came."""
+        if waiter in self._waiting[kind]:
+            self._waiting[kind].remove(waiter)
+            self._advance()
+        elif not waiter.turn.cancelled() and waiter.turn.exception() is None:
+            self._leave(kind, waiter.run)
+
+    def _leave(self, kind: Kind, run: str) -> None:
+        self._inside -= 1
+        if kind == "training":
+            self._trained, self._trained_at = run, time.monotonic()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Let in who may enter now, and change to what is wanted when nothing is under way."""
+        for kind in KINDS:
+            if self._may_enter(kind):
+                self._let_in(kind)
+        wanted = next((kind for kind in KINDS if self._waiting[kind]), None)
+        if wanted is None or self._inside or self._change is not None:
+            return
+        if (seconds := self._lingers()) > 0:
+            asyncio.get_running_loop().call_later(seconds, self._advance)
+            return
+        self._change = asyncio.create_task(self._become(wanted))
+
+    def _let_in(self, kind: Kind) -> None:
+        waiting, self._waiting[kind] = self._waiting[kind], []
+        for waiter in waiting:
+            if not waiter.turn.done():
+                self._inside += 1
+                waiter.turn.set_result(None)
+
+    def _lingers(self) -> float:
+        """Seconds for which the run that has trained may still go on; 0 when it waits itself for the engine."""
+        if self._kind != "training" or any(waiter.run == self._trained for waiter in self._waiting["serving"]):
+            return 0.0
+        return self._trained_at + LINGER - time.monotonic()
+
+    async def _become(self, kind: Kind) -> None:
+        """All who wait for it when it has come to be get in, or are told why it has not."""
+        started = time.monotonic()
+        self._kind, error = None, None
+        try:
+            await (self._engine.sleep() if kind == "training" else self._engine.wake())
+            self._kind = kind
+            log.info("%s after a change of %.2f s", kind, time.monotonic() - started)
+        except Exception as raised:
+            log.error("the change to %s failed: %s", kind, raised)
+            error = raised
+        self._change = None
+        if error is not None:
+            self._refuse(kind, error)
+        else:
+            self._let_in(kind)
+        self._advance()
+
+    def _refuse(self, kind: Kind, error: Exception) -> None:
+        waiting, self._waiting[kind] = self._waiting[kind], []
+        for waiter in waiting:
+            if not waiter.turn.done():
+                waiter.turn.set_exception(error)
