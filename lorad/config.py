@@ -12,11 +12,17 @@ from lorad.errors import SpecError
 
 
 class Backend(Struct, frozen=True, forbid_unknown_fields=True):
-    """A backend of the user's: its classes as `module:Class`, and the directory that they are imported from."""
+    """A backend of the user's: its classes as `module:Class`, and the directory that they are imported from.
+
+    Or where a backend that lorad knows is installed. python: the interpreter of its virtual environment. env: added to
+    the environment of its processes; values may be secrets, so they are neither logged nor kept in the database.
+    """
 
     engine: str | None = None
     trainer: str | None = None
     pythonpath: str | None = None
+    python: Path | None = None
+    env: dict[str, str] = {}
 
 
 class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,8 +54,15 @@ def load(path: Path) -> Config:
         return Config()
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config, dec_hook=_path)
-    except (msgspec.ValidationError, yaml.YAMLError) as error:
+    except msgspec.ValidationError as error:
         raise SpecError(f"{path}: {error}", hint="Mend or remove that key; the README lists them all.") from None
+    except yaml.YAMLError as error:  # its own words quote the line, which may hold a secret
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise SpecError(
+            f"{where}: not YAML: {problem}", hint="Check the indentation, quotes and colons there."
+        ) from None
 
 
 def _path(kind: type, value: object) -> object:

@@ -126,7 +126,13 @@ class Trainer(Part, frozen=True):
 
 
 class Rollout(Part, frozen=True):
-    """How completions are sampled."""
+    """How completions are sampled.
+
+    For backends that are servers (sglang, vllm): `servers` are started, each with the whole model on `tp` devices, and
+    prompts are spread over them; `engine_args` are flags for them. Or `url` names servers that the user runs
+    (`http://host:port` or `unix:/path`); `key_file` holds their API key, `admin_key_file` a second one for routes that
+    change a server, where it has one.
+    """
 
     backend: str = "builtin"
     max_new_tokens: Positive = 16
@@ -134,7 +140,16 @@ class Rollout(Part, frozen=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0  # 0: all
     stop: list[Annotated[str, Meta(min_length=1)]] = []
+    servers: Positive = 1
+    tp: Positive = 1
+    url: str | Annotated[list[str], Meta(min_length=1)] | None = None
+    key_file: str | None = None
+    admin_key_file: str | None = None
     engine_args: dict[str, Any] = {}
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
 
 
 class Eval(Part, frozen=True):
@@ -154,9 +169,14 @@ class Checkpoint(Part, frozen=True):
 
 
 class Pool(Part, frozen=True):
-    """How trainer and engine share devices."""
+    """How trainer and engine share devices.
 
-    mode: Literal["auto", "fused"] = "auto"
+    fused: one process and one copy of the base, for the builtin backends. For servers, resident: both stay loaded;
+    timesliced: the server sleeps while the trainer trains. auto: fused; for servers resident on a CPU and for those
+    that the user runs, else timesliced.
+    """
+
+    mode: Literal["auto", "fused", "resident", "timesliced"] = "auto"
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     threads: Positive | None = None  # compute threads on the CPU; None: chosen, see lorad/runtime.py
 

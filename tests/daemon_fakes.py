@@ -34,7 +34,15 @@ from lorad.protocol.journal import (
     read,
 )
 
-FACTS = {"model_path": str(resolve("builtin:tiny")), "model_dtype": "float32", "parameters": 1000, "warnings": []}
+FACTS = {
+    "model_path": str(resolve("builtin:tiny")),
+    "model_dtype": "float32",
+    "parameters": 1000,
+    "warnings": [],
+    "modules": ["model.layers.0.self_attn.q_proj"],
+    "linears": ["q_proj", "o_proj"],
+    "max_positions": 2048,
+}
 METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.02}
 
 

@@ -65,7 +65,7 @@ def test_the_default_spec_is_fit_to_run(tmp_path: Path) -> None:
         ({"lora": {"target_modules": "q_prj"}}, "lora.target_modules: 'q_prj'"),
         ({"lora": {"adapter_path": "nowhere"}}, "lora.adapter_path: "),
         ({"trainer": {"backend": "megatron"}}, "trainer.backend: no backend 'megatron'"),
-        ({"rollout": {"backend": "sglang"}}, "rollout.backend: no backend 'sglang'"),
+        ({"rollout": {"backend": "trt"}}, "rollout.backend: no backend 'trt'"),
         ({"trainer": {"tp": 2, "dp": 2}}, "tp x pp x dp is 4 but resources.devices is 1"),
         ({"rollout": {"max_new_tokens": 2000}}, "is 2512 tokens, the model has 2048 positions"),
         ({"data": {"train": "nowhere.jsonl"}}, "there is no file"),

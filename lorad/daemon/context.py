@@ -33,11 +33,11 @@ class Patience:
 
     pool_gone: float = 10.0  # a driver whose pool is gone ends by itself
     pool_shutdown: float = 5.0  # after `shutdown`: SIGTERM
-    pool_term: float = 15.0  # after `shutdown`: SIGKILL
+    pool_term: float = 60.0  # after `shutdown`: SIGKILL; a server lets go of its device first
     signal_again: float = 5.0
     restart: float = 1.0  # before the first automatic restart; doubles
     preflight: float = 120.0
-    pool_ready: float = 300.0
+    pool_ready: float = 1200.0  # a server that loads a large model takes minutes
 
 
 @dataclass

@@ -11,6 +11,7 @@ from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.pool import Pool, PoolSetup, setup_for
 from lorad.daemon.pools import find_or_make, look_at_process, stop_pool
 from lorad.daemon.runtime import keep_runtime, runtime_of
+from lorad.errors import SpecError
 from lorad.runtime import Why
 from lorad.states import Move, RunState
 from lorad.store import runs
@@ -29,6 +30,8 @@ def place_run(ctx: Context, run: Row) -> None:
         waiting = wait_for_restart(ctx, run) or place(ctx, run)
     except (OSError, msgspec.MsgspecError) as error:
         waiting = f"its files cannot be read: {error}"
+    except SpecError as error:
+        waiting = error.message
     if waiting != run["waiting"]:
         runs.set_fields(ctx.store, run["name"], waiting=waiting)
 
@@ -59,8 +62,16 @@ def setup_of(ctx: Context, run: Row, device: Device, *, any_threads: bool = Fals
     """
     request, runtime = request_of(run), runtime_of(ctx, run, device)
     threads, why = runtime.threads, runtime.reasons["threads"]
-    model_path, dtype = request.model_path, request.model_dtype
-    setup = setup_for(spec_of(run), ctx.config, device, model_path=model_path, dtype=dtype, threads=threads)
+    setup = setup_for(
+        spec_of(run),
+        ctx.config,
+        device,
+        model_path=request.model_path,
+        dtype=request.model_dtype,
+        threads=threads,
+        facts=request.facts,
+        cwd=request.cwd,
+    )
     for pool in ctx.pools.values() if any_threads or why.source == "load" else ():
         if pool.process.is_up and pool.stop_asked is None and pool.setup.differs_in_threads(setup):
             warm = msgspec.structs.replace(setup, threads=pool.setup.threads)
@@ -82,7 +93,7 @@ def obstacle(ctx: Context, setup: PoolSetup, device: Device) -> str:
             return f"pool {pool.id} on {device.name} answers a request"
     for pool in holders:
         stop_pool(ctx, pool)
-        return f"pool {pool.id} on {device.name} makes room for another base"
+        return f"pool {pool.id} on {device.name} makes room for another one"
     return f"{device.name} is in use by another process or user" if is_taken(device) else ""
 
 
@@ -102,6 +113,13 @@ def tenant_of(ctx: Context, pool: Pool) -> str | None:
     return str(row["name"]) if row else None
 
 
+def starting(pool: Pool, run: str) -> str:
+    """What a run waits for while it is starting; "" where that takes seconds."""
+    if pool.setup.server is None or pool.setup.server.urls or pool.status is not None:
+        return ""
+    return f"pool {pool.id} starts {pool.setup.engine}: `lorad logs {run} --of engine -f` shows how far it is"
+
+
 def begin_attempt(ctx: Context, run: Row, pool: Pool) -> None:
     """The run is starting in `pool`; its processes are started by `launch`, as often as it takes."""
     name = run["name"]
@@ -109,6 +127,6 @@ def begin_attempt(ctx: Context, run: Row, pool: Pool) -> None:
         newest = [row["step"] for row in checkpoints(ctx.store, name)][-1:]
         wanted = run["resume_step"]
         runs.begin_attempt(ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted)
-        runs.set_fields(ctx.store, name, pool=pool.id, waiting="")
+        runs.set_fields(ctx.store, name, pool=pool.id, waiting=starting(pool, name))
         ctx.move(name, Move.PLACE, detail=f"pool {pool.id}")
     ctx.not_before.pop(name, None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -14,13 +17,19 @@ from msgspec import Struct
 from lorad.config import Backend, Config
 from lorad.daemon.devices import Device
 from lorad.daemon.processes import ProcessState, attempts_under
+from lorad.engines.registry import SERVERS
+from lorad.engines.setup import BaseFacts, server_setup
 from lorad.paths import AttemptDir
 from lorad.protocol.calls import PoolStatus
+from lorad.protocol.servers import ServerSetup
 from lorad.specs import Spec
 
 
-class PoolSetup(Struct, frozen=True):
-    """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec."""
+class PoolSetup(Struct, frozen=True, omit_defaults=True):
+    """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec.
+
+    server: of an engine that is a server in a process of its own. Its `env` may hold secrets: the file is 0600.
+    """
 
     pool: str
     model: str
@@ -37,14 +46,19 @@ class PoolSetup(Struct, frozen=True):
     trainer_class: str | None = None
     engine_class: str | None = None
     pythonpath: str | None = None
+    server: ServerSetup | None = None
 
     @property
     def key(self) -> str:
-        """Pools with equal keys are interchangeable: what a run must ask for to join. Memory is as the first asked."""
+        """Pools with equal keys are interchangeable: what a run must ask for to join. Memory is as the first asked.
+
+        It is shown and stored: of the server's environment it has a digest.
+        """
         return json.dumps(
             [
                 *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic),
+                *((server_key(self.server),) if self.server else ()),
             ]
         )
 
@@ -93,8 +107,30 @@ class Pool:
         return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
 
 
-def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dtype: str, threads: int) -> PoolSetup:
-    """The pool that a run needs on `device`, without an id. `dtype`: of the checkpoint."""
+def server_key(server: ServerSetup) -> str:
+    environment = json.dumps(server.env, sort_keys=True).encode()
+    return json.dumps(
+        {**msgspec.to_builtins(server), "env": hashlib.sha256(environment).hexdigest() if server.env else ""},
+        sort_keys=True,
+    )
+
+
+def setup_for(
+    spec: Spec,
+    config: Config,
+    device: Device,
+    *,
+    model_path: str,
+    dtype: str,
+    threads: int,
+    facts: Mapping[str, Any] | None = None,
+    cwd: str = "/",
+) -> PoolSetup:
+    """The pool that a run needs on `device`, without an id. `dtype`: of the checkpoint.
+
+    facts: what the preflight found; cwd: where relative paths of the spec start; both matter to servers only. Raises
+    SpecError when config.yaml lacks the backend, ValidationError when the facts are too few.
+    """
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
     on_cpu = device.name == "cpu"
@@ -106,7 +142,7 @@ def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dt
         dtype=("float32" if on_cpu else own) if spec.model.dtype == "auto" else spec.model.dtype,
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
-        mode="fused" if spec.pool.mode == "auto" else spec.pool.mode,
+        mode=mode_of(spec, on_cpu),
         threads=threads,
         device=device.name,
         deterministic=on_cpu if spec.deterministic is None else spec.deterministic,
@@ -114,7 +150,19 @@ def setup_for(spec: Spec, config: Config, device: Device, *, model_path: str, dt
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,
+        server=server_setup(spec, engine, msgspec.convert(facts or {}, BaseFacts), Path(cwd))
+        if spec.rollout.backend in SERVERS
+        else None,
     )
+
+
+def mode_of(spec: Spec, on_cpu: bool) -> str:
+    """A server of the user's stays as it is: others may use it."""
+    if spec.pool.mode != "auto":
+        return spec.pool.mode
+    if spec.rollout.backend not in SERVERS:
+        return "fused"
+    return "resident" if on_cpu or spec.rollout.urls else "timesliced"
 
 
 def base_name(model: str) -> str:

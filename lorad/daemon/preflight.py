@@ -11,14 +11,19 @@ from typing import Any
 
 import msgspec
 
+from lorad import config
 from lorad.daemon.context import Context
 from lorad.errors import SpecError, from_wire
 from lorad.specs import Spec
 
 
 async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
-    """The facts that it found. Raises what it raised, SpecError when it takes too long or falls over."""
-    warm = any(pool.process.is_up and pool.setup.model == spec.model.path for pool in ctx.pools.values())
+    """The facts that it found. Raises what it raised, SpecError when it takes too long or falls over.
+
+    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends.
+    """
+    wanted = (spec.model.path, spec.rollout.backend)
+    warm = any(p.process.is_up and (p.setup.model, p.setup.engine) == wanted for p in ctx.pools.values())
     question = msgspec.json.encode({"spec": spec, "cwd": cwd, "warm": warm})
     env = {**os.environ, **ctx.commands.environment(ctx.home)}
     argv = ctx.commands.preflight
@@ -30,7 +35,10 @@ async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
         raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
     finally:
         await end(process)
-    return answer(output, errors)
+    facts = answer(output, errors)
+    if ctx.home.config.exists():
+        ctx.config = msgspec.structs.replace(ctx.config, backends=config.load(ctx.home.config).backends)
+    return facts
 
 
 def slow(spec: Spec) -> str:

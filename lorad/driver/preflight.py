@@ -20,11 +20,12 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.peft import read_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import expected_shapes, validate
-from lorad.config import Config
 from lorad.config import load as load_config
+from lorad.driver.backends import check_backends, check_server
 from lorad.driver.memory import available_memory
 from lorad.driver.rewards import Rewarder
-from lorad.engines import registry as engines
+from lorad.engines.registry import SERVERS
+from lorad.engines.setup import BaseFacts
 from lorad.errors import AdapterRefused, SpecError, to_wire
 from lorad.models.config import ModelConfig
 from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve, weight_files
@@ -34,7 +35,6 @@ from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert
 from lorad.text import size as in_units
-from lorad.trainers import registry as trainers
 
 Shapes = dict[str, tuple[int, int]]
 SLOT_COPIES = 8  # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
@@ -59,12 +59,15 @@ class Request(Struct, frozen=True):
 class Preflight(Struct, frozen=True):
     """What the spec comes to. Sizes in bytes; `dataset_size` is None for an endless task.
 
-    model_path: the directory. model_dtype: of the checkpoint. parameters: of the base.
+    model_path: the directory. model_dtype: of the checkpoint. parameters, max_positions: of the base; linears: the leaf
+    names of its linears.
     """
 
     model_path: str
     model_dtype: str
     parameters: int
+    max_positions: int
+    linears: list[str]
     modules: list[str]
     adapter_parameters: int
     memory_needed: int
@@ -85,7 +88,8 @@ def preflight(
     warm: bool = False,
 ) -> Preflight:
     """Check `spec` against the disk and the machine; the arguments are those of `Request`. Raises SpecError."""
-    check_backends(spec, load_config((home or Home(default_home())).config))
+    box = load_config((home or Home(default_home())).config)
+    check_backends(spec, box)
     directory = model_directory(spec.model.path, cwd)
     config = read_config(directory)
     check_weights(directory)
@@ -101,42 +105,23 @@ def preflight(
     data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     check_reward(spec, data, cwd)
+    base = BaseFacts(list(adapter.modules), sorted({leaf(name) for name in shapes}), config.max_position_embeddings)
+    told = check_server(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
     return Preflight(
         model_path=str(directory),
         model_dtype=config.dtype,
         parameters=config.num_parameters,
-        modules=list(adapter.modules),
+        max_positions=base.max_positions,
+        linears=base.linears,
+        modules=base.modules,
         adapter_parameters=size,
         memory_needed=needed,
         memory_available=free,
         dataset_size=data.size,
         dropped=data.dropped,
         eval_size=len(held_out),
-        warnings=warnings(spec, adapter, tokenizer, data, held_out),
+        warnings=told + warnings(spec, adapter, tokenizer, data, held_out),
     )
-
-
-def check_backends(spec: Spec, config: Config) -> None:
-    """Raises SpecError for a backend that is neither built in nor configured, and for more ranks than devices."""
-    for key, name, known in (
-        ("trainer.backend", spec.trainer.backend, trainers.BACKENDS),
-        ("rollout.backend", spec.rollout.backend, engines.BACKENDS),
-    ):
-        if name not in known and name not in config.backends:
-            there = ", ".join(sorted({*known, *config.backends}))
-            raise SpecError(f"{key}: no backend {name!r}", hint=f"There is {there}; config.yaml can name others.")
-    if spec.rollout.engine_args and spec.rollout.backend == "builtin":
-        given = ", ".join(spec.rollout.engine_args)
-        raise SpecError(f"rollout.engine_args: the builtin engine takes none, {given} would do nothing", hint=_NO_ARGS)
-    ranks = spec.trainer.tp * spec.trainer.pp * spec.trainer.dp
-    if ranks > spec.resources.devices:
-        raise SpecError(
-            f"trainer: tp x pp x dp is {ranks} but resources.devices is {spec.resources.devices}",
-            hint="Set them to 1, or ask for more devices.",
-        )
-
-
-_NO_ARGS = "Leave them out, or name the rollout.backend that they are for."
 
 
 def model_directory(path: str, cwd: Path) -> Path:
@@ -197,9 +182,10 @@ def check_weights(directory: Path) -> None:
 
 
 def base_memory(spec: Spec, directory: Path, device: str, warm: bool) -> int:
-    """Bytes of the base that are still to be loaded; `auto` is float32 on the CPU."""
+    """Bytes of the base that are still to be loaded; `auto` is float32 on the CPU. Each server loads one of its own."""
+    servers = spec.rollout.servers if spec.rollout.backend in SERVERS and not spec.rollout.urls else 0
     dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
-    return 0 if warm else memory_estimate(directory, dtype)
+    return 0 if warm else memory_estimate(directory, dtype) * (1 + servers)
 
 
 def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generate
 from lorad.rl.data import Example
+from lorad.specs import Rollout as RolloutSpec
 
 
 def sample(session: Session) -> Rollout:
@@ -27,13 +28,16 @@ def sample(session: Session) -> Rollout:
 
 
 def sampling(session: Session, *, greedy: bool = False) -> Sampling:
-    rollout = session.spec.rollout
+    return sampling_of(session.spec.rollout, session.tokenizer.eos_ids, greedy=greedy)
+
+
+def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: bool = False) -> Sampling:
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=0.0 if greedy else rollout.temperature,
         top_p=1.0 if greedy else rollout.top_p,
         top_k=0 if greedy else rollout.top_k,
-        stop_token_ids=tuple(session.tokenizer.eos_ids),
+        stop_token_ids=tuple(stop_token_ids),
         stop=tuple(rollout.stop),
         stream=False,
     )

@@ -122,6 +122,7 @@ def ask(ctx: Context, pool: Pool, version: Row, data: Data, body: Body) -> list[
     check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
     prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
     sampling = Sampling(
+        logprobs=False,
         max_new_tokens=wish.max_new_tokens,
         temperature=wish.temperature,
         top_p=wish.top_p,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lorad.store import runs
 from lorad.store.db import Row
 
 PROCESSES = ("driver", "pool", "trainer", "engine")
+SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
 MOST = 1 << 20  # bytes in one answer
 
 
@@ -24,13 +26,21 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 
 
 def log_of(ctx: Context, run: Row, of: str) -> Path:
-    """Of the newest attempt, or of the pool's newest life. In a fused pool one log holds trainer and engine."""
-    if of not in PROCESSES:
-        raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}.")
+    """Of the newest attempt, or of the pool's newest life.
+
+    `engine` is the first server, `engine-1` the next. Where the pool starts none, one log holds trainer and engine.
+    """
+    if of not in PROCESSES and not SERVER.fullmatch(of):
+        raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}, engine-1.")
     if of == "driver":
         return attempt_dir(run).log
     pool = ctx.pools.get(run["pool"])
-    return pool.attempt().log if pool else Path(os.devnull)
+    if not pool:
+        return Path(os.devnull)
+    has_servers = pool.setup.server is not None and not pool.setup.server.urls
+    if of.startswith("engine") and has_servers:
+        return pool.attempt().root / f"{'engine-0' if of == 'engine' else of}.log"
+    return pool.attempt().log
 
 
 def read(path: Path, offset: int, limit: int) -> dict[str, Any]:
