@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from lorad.cli.engine_checks import engine_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, printable, size
 from lorad.cli.runtime_checks import runtime_checks
@@ -32,20 +33,45 @@ Check = dict[str, Any]  # {name, ok, detail, hint, facts}
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    engine: Annotated[
+        Literal["sglang", "vllm"] | None,
+        typer.Option(help="Check the installation of this server instead, and try it out on a tiny model."),
+    ] = None,
+    probe: Annotated[bool, typer.Option(help="With --engine: start the server (30 to 90 s).")] = True,
+    as_json: AsJson = False,
+) -> None:
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
-    gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
-    checks = [*machine(gpus), *home_checks(home), *config(home), *runtime(home, gpus), *daemon(home)]
+    checks = []
+    for found in everything(home) if engine is None else of_engine(home, engine, probe):
+        checks.append(found)
+        if not as_json:
+            show(found)
     if as_json:
         print_json(checks)
-    else:
-        for check in checks:
-            note(f"{'ok  ' if check['ok'] else 'FAIL'}  {check['name']:<14}{check['detail']}")
-            if check["hint"]:
-                note(f"      {'':<14}{check['hint']}")
-    if not all(check["ok"] for check in checks):
+    if not all(found["ok"] for found in checks):
         raise typer.Exit(1)
+
+
+def everything(home: Home) -> Iterator[Check]:
+    gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
+    yield from machine(gpus)
+    yield from home_checks(home)
+    yield from config(home)
+    yield from runtime(home, gpus)
+    yield from daemon(home)
+
+
+def of_engine(home: Home, kind: str, probe: bool) -> Iterator[Check]:
+    for found in engine_checks(home, kind, start=probe):
+        yield check(**found)
+
+
+def show(found: Check) -> None:
+    note(f"{'ok  ' if found['ok'] else 'FAIL'}  {found['name']:<14}{found['detail']}")
+    for line in found["hint"].splitlines():
+        note(f"      {'':<14}{line}")
 
 
 def check(name: str, ok: bool, detail: str, hint: str = "", facts: dict[str, Any] | None = None) -> Check:
