@@ -1,7 +1,9 @@
 # make demo    a first LoRA RL run on this machine's CPU        make test    every test
 # make check   linters, types, import contracts                make bench   lorad against TRL
 # make kill9   kill everything mid-step, N times               make clean   removes .venv and caches
+# make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
+# make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -14,14 +16,15 @@ SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 100
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test check lint types contracts format bench bench-scaling bench-curves bench-arrivals kill9 clean
+.PHONY: help setup demo test test-engines check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
+	bench-swaps bench-publish kill9 clean
 
 help:
 	@sed -n 's/^# //p' Makefile
 
 setup: $(VENV)/.ready
 
-# Each stamp says: this much is installed, from the pyproject.toml and the constraints of that time.
+## Each stamp says: this much is installed, from the pyproject.toml and the constraints of that time.
 $(VENV)/.ready: $(SETUP)
 	@.ci/setup
 	@touch $@
@@ -40,7 +43,11 @@ demo: $(VENV)/.ready
 	@BIN=$(BIN) .ci/next-steps
 
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/engines $(ARGS)
+
+test-engines: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest tests/engines $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts
@@ -68,6 +75,12 @@ QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFL
 
 bench-scaling bench-curves bench-arrivals: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
+
+bench-publish: MODULE := publish_row
+bench-swaps: MODULE := swaps
+bench-swaps bench-publish: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
+	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 kill9: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --rounds $(N) $(ARGS)

@@ -1,0 +1,9 @@
+"""The real SGLang and the real vLLM keep the rules of every engine."""
+
+from __future__ import annotations
+
+from tests.conformance.engine_suite import EngineSuite
+
+
+class TestServers(EngineSuite):
+    """With the `engine` and `shapes` of this folder: each test once for each kind of server."""

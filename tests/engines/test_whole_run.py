@@ -1,0 +1,59 @@
+"""A whole run with a real engine: it learns, each version is attested, and `kill -9` of anything costs time only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.engines.places import ENVIRONMENT, python_of
+from tests.world import World, world
+
+SPEC = """
+data: {train: sort, eval: sort}
+trainer: {lr: 1.0e-3, steps: 30}
+eval: {every: 30, problems: 256}
+checkpoint: {every: 5}
+"""
+
+
+def configure(made: World, kind: str) -> None:
+    made.home.root.mkdir(parents=True, exist_ok=True)
+    backend = {"python": python_of(kind), "env": ENVIRONMENT[kind]}
+    made.home.config.write_text(json.dumps({"backends": {kind: backend}}))  # YAML has JSON in it
+
+
+def kill_server(made: World, run: str, kind: str) -> None:
+    """The server's main process, as an out-of-memory killer would."""
+    pool = psutil.Process(made.pid(run, "pool"))
+    launched = [p for p in pool.children(recursive=True) if "launch.py" in " ".join(p.cmdline()[:3])]
+    assert launched, [p.cmdline() for p in pool.children(recursive=True)]
+    os.kill(launched[0].pid, signal.SIGKILL)
+
+
+def reached(made: World, run: str, step: int) -> None:
+    made.until(lambda: made.client.show(run)["step"] >= step, f"{run} at step {step}", seconds=420)
+
+
+@pytest.mark.parametrize("mode", ["resident", pytest.param("timesliced", marks=pytest.mark.long)])
+def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
+    with world() as made:
+        configure(made, kind)
+        overrides = (f"rollout.backend={kind}", f"pool.mode={mode}")
+        made.lorad("run", made.spec(SPEC), *overrides, "--name", "sorter", "--detach")
+        reached(made, "sorter", 6)
+        kill_server(made, "sorter", kind)
+        reached(made, "sorter", 12)
+        assert len(made.client.show("sorter")["attempts"]) == 1, "the loss of a server must not end the run"
+        os.kill(made.pid("sorter", "pool"), signal.SIGKILL)
+        assert made.over("sorter")["reason"] == "lost"
+        made.lorad("resume", "sorter", "--detach")
+        reached(made, "sorter", 30)
+        shown = made.over("sorter")
+        assert (shown["reason"], shown["eval_last"] >= 0.8) == ("completed", True), shown
+        versions = made.client.adapters("sorter")
+        assert {version["attested"] for version in versions} == {"passed"}
+        assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
