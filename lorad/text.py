@@ -60,6 +60,6 @@ def duration(seconds: float) -> str:
 
 
 def why(run: Json) -> str:
-    """Why a run waits, or what went wrong."""
+    """Why a run waits, or what went wrong, in one line."""
     bad = run.get("reason") not in (None, "completed", "stopped")
-    return str(run.get("waiting") or (run.get("detail") if bad else "") or "")
+    return " ".join(str(run.get("waiting") or (run.get("detail") if bad else "") or "").split())

@@ -113,7 +113,7 @@ def check_server_keys(spec: Spec) -> None:
 def check_url(url: str, urls: tuple[str, ...]) -> None:
     """It is `http://host:port` or `unix:/path`, and there once."""
     hint = "Write http://host:port, or unix:/path for a socket."
-    if urls.count(url) > 1:
+    if [other.rstrip("/") for other in urls].count(url.rstrip("/")) > 1:
         raise SpecError(f"rollout.url: {url} is there twice", hint="Name each server once.")
     if url.startswith(UNIX):
         if not url.removeprefix(UNIX).startswith("/"):
@@ -171,6 +171,8 @@ def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
     for given in setup.engine_args:
         flag = given.lstrip("-").replace("_", "-")
+        if not flag:
+            raise SpecError(f"rollout.engine_args: {given!r} is no flag", hint="Name it without its dashes.")
         if mine := sorted(name for name in reserved if name.startswith(flag)):
             raise SpecError(
                 f"rollout.engine_args: {given} is not for you to set: {mine[0]} follows from the run",

@@ -129,7 +129,8 @@ class Http:
 
 async def _check(reply: aiohttp.ClientResponse, path: str) -> None:
     if reply.status >= 300:
-        text = (await reply.text(errors="replace"))[:TEXT_LIMIT]
+        text = (await reply.text(errors="replace"))[:TEXT_LIMIT].strip()
+        text = "a page for browsers" if text.startswith("<") else text
         raise ServerRefused(f"{path} answered {reply.status}: {text}", status=reply.status, text=text)
 
 

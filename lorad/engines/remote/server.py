@@ -196,11 +196,10 @@ class Server:
         self.heard = time.monotonic()
 
     async def quiet(self) -> None:
-        """Until it says itself that nothing is running or waiting: some servers die of a sleep that comes earlier."""
+        """Until it empties its prefix cache, which it does when nothing runs or waits: of a sleep before, some die."""
         end = time.monotonic() + QUIET_SECONDS
         while time.monotonic() < end:
-            metrics = await self.within(self.dialect.metrics(self.http), ANSWER_SECONDS)
-            if not metrics.running and not metrics.waiting:
+            if await self.within(self.dialect.flush(self.http), ANSWER_SECONDS):
                 return
             await asyncio.sleep(0.05)
         raise PoolLost(f"{self} still works on requests that nobody made through lorad", hint="Is it shared?")
