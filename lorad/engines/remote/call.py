@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from lorad.engines.remote.dialect import Piece
-from lorad.engines.remote.http import ServerGone, ServerRefused, ServerSilent
+from lorad.engines.remote.http import NotFinite, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.errors import LoradError, PoolLost
 from lorad.protocol.batch import Chunk, Prompt, Sampling
@@ -28,12 +28,21 @@ Picker = Callable[[np.ndarray], Awaitable[Server]]
 
 
 class Call:
-    """version, server_name: as the caller and as the servers name it; server_name None is the base."""
+    """version, server_name: as the caller and as the servers name it; server_name None is the base. again_elsewhere:
+    is told of a server that was not finite, and tells whether it may be another version's doing.
+    """
 
     def __init__(
-        self, request: str, version: str, server_name: str | None, prompts: Sequence[Prompt], sampling: Sampling
+        self,
+        request: str,
+        version: str,
+        server_name: str | None,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        again_elsewhere: Callable[[Server], bool],
     ) -> None:
         self.request, self.version, self.server_name = request, version, server_name
+        self._again_elsewhere = again_elsewhere
         self.prompts, self.sampling = prompts, sampling
         self.aborted = False
         self._queue: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
@@ -129,14 +138,8 @@ class Call:
                         if piece.finish is not None:
                             return
                 error = PoolLost(f"{server} ended a sample without a reason")
-            except ServerGone as gone:
-                error = gone
-            except ServerRefused as refused:
-                if begun or server is None:
-                    raise
-                error = await server.judged(refused, self.server_name)
-                if error is refused:
-                    raise
+            except (ServerGone, ServerRefused, NotFinite) as raised:
+                error = await self._excused(raised, server)
             if begun:
                 break
             if server is not None:
@@ -145,6 +148,16 @@ class Call:
             f"a sample of {self.version} was lost: {error}",
             hint="The log of the engine says more (`lorad logs RUN --of engine`); then resume the run.",
         ) from error
+
+    async def _excused(self, error: LoradError, server: Server | None) -> LoradError:
+        """`error` when it is of the server, so that the sample may begin again elsewhere; raises it when it is not."""
+        if server is None or (isinstance(error, NotFinite) and not self._again_elsewhere(server)):
+            raise error
+        if isinstance(error, ServerRefused):
+            error = await server.judged(error, self.server_name)
+        if isinstance(error, ServerRefused):
+            raise error
+        return error
 
     async def _asked(self, server: Server, request: str, prompt: Prompt, index: int) -> AsyncGenerator[Piece, None]:
         """As the server gives it; an end that nobody asked for is none."""
@@ -177,9 +190,6 @@ class Call:
 
 
 def check(piece: Piece, server: Server) -> None:
-    """Raises LoradError: such an answer can be of broken weights only, and nothing of it may be used."""
+    """Raises NotFinite."""
     if len(piece.tokens) != len(piece.logprobs) or not all(map(math.isfinite, piece.logprobs)):
-        raise LoradError(
-            f"{server} answered without a finite log-probability for every token",
-            hint="Weights that hold NaN do this; the log of the engine may say more.",
-        )
+        raise NotFinite(f"{server} answered without a finite log-probability for every token")

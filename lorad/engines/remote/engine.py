@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -21,13 +22,13 @@ from lorad.engines.remote.call import TRIES, Call
 from lorad.engines.remote.dialect import Dialect, ServerSettings
 from lorad.engines.remote.fleet import Directories, Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
-from lorad.engines.remote.http import ServerGone
+from lorad.engines.remote.http import NotFinite, ServerGone
 from lorad.engines.remote.meter import Meter
 from lorad.engines.remote.scoring import score, scores
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.engines.remote.transport import Transport
 from lorad.engines.request import check_request
-from lorad.errors import Conflict, EngineGone, SpecError
+from lorad.errors import Conflict, EngineGone, LoradError, SpecError
 from lorad.models.directory import read_config
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from lorad.protocol.servers import ServerSetup
@@ -72,6 +73,7 @@ class RemoteEngine(Engine):
         self._calls: dict[str, Call] = {}
         self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`
         self._meter = Meter()
+        self._not_finite: set[str] = set()  # digests of versions that gave NaN once
         self._check: Callable[[Scorer], Awaitable[None]] | None = None
 
     def capabilities(self) -> EngineCapabilities:
@@ -112,7 +114,8 @@ class RemoteEngine(Engine):
             raise SpecError(f"{self.dialect.name} cannot sample like this: {wrong}", hint="Change that.")
         await self._fleet.opened()
         with self._versions.use(version) as held:
-            call = self._calls[request] = Call(request, version, held.server_name, prompts, sampling)
+            suspect = partial(self._again_elsewhere, held.digest)
+            call = self._calls[request] = Call(request, version, held.server_name, prompts, sampling, suspect)
             try:
                 async with contextlib.aclosing(call.chunks(self._fleet.pick, self._meter.count)) as chunks:
                     async for chunk in chunks:
@@ -135,8 +138,20 @@ class RemoteEngine(Engine):
                 try:
                     return await scores(serving if everywhere else serving[:1], held.server_name, batch)
                 except ServerGone as error:
+                    gone: LoradError = error
+                except NotFinite as error:
+                    if held.digest in self._not_finite:
+                        return [np.full(batch.completions.size, np.nan, np.float32)]
+                    self._not_finite.add(held.digest)
                     gone = error
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
+
+    def _again_elsewhere(self, digest: str, server: Server) -> bool:
+        """A server was not finite: it is started again. The first time that may be a neighbour's doing."""
+        server.lose()
+        is_first = digest not in self._not_finite
+        self._not_finite.add(digest)
+        return is_first
 
     async def abort(self, request: str) -> None:
         if request in self._calls:

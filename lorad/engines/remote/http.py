@@ -35,6 +35,16 @@ class ServerRefused(LoradError):
         self.code, self.text = status, text
 
 
+class NotFinite(LoradError):
+    """It answered without a finite log-probability for every token: what it computes with cannot be trusted any more.
+
+    Memory for keys and values that held NaN is given to other requests (seen with vLLM).
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="The adapter or the base holds NaN or huge weights: use an earlier version.")
+
+
 class Address(Struct, frozen=True):
     """Where a server listens: a Unix socket, or a URL (http://host:port). Keys: "" without one.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lorad.engines.remote.http import ServerGone, ServerRefused
+from lorad.engines.remote.http import NotFinite, ServerGone, ServerRefused
 from lorad.engines.remote.server import Server
 from lorad.protocol.batch import Batch
 
@@ -21,7 +21,7 @@ _calls = itertools.count()
 async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     """float32 [T], by one server, whatever its state. name: None is the base.
 
-    Raises ServerGone when it died of it or meanwhile, ServerRefused, ServerSilent; nothing is under way then.
+    Raises ServerGone when it died of it or meanwhile, NotFinite, ServerRefused, ServerSilent; nothing goes on then.
     """
     batch.check()
     limit, call = asyncio.Semaphore(SCORING), next(_calls)
@@ -35,19 +35,28 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
     pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
     tasks = [asyncio.create_task(one(number, *pair)) for number, pair in enumerate(pairs)]
     try:
-        return np.concatenate(await asyncio.gather(*tasks)).astype(np.float32)
+        found = np.concatenate(await asyncio.gather(*tasks)).astype(np.float32)
     except ServerRefused as refused:
         raise await server.judged(refused, name) from refused
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    if not np.isfinite(found).all():
+        raise NotFinite(f"{server} scored without a finite log-probability for every token")
+    return found
 
 
 async def scores(servers: Sequence[Server], name: str | None, batch: Batch) -> list[np.ndarray]:
-    """Of each server. Raises ServerGone when some died, once it is known which; what else went wrong goes first."""
+    """Of each server. Raises ServerGone when some died, once it is known which; what else went wrong goes first.
+
+    Servers that were not finite are given up.
+    """
     outcomes = await asyncio.gather(*(score(server, name, batch) for server in servers), return_exceptions=True)
-    gone = [server for server, outcome in zip(servers, outcomes, strict=True) if isinstance(outcome, ServerGone)]
+    of = list(zip(servers, outcomes, strict=True))
+    for server in [server for server, outcome in of if isinstance(outcome, NotFinite)]:
+        server.lose()
+    gone = [server for server, outcome in of if isinstance(outcome, ServerGone | NotFinite)]
     await asyncio.gather(*(server.suspected() for server in gone))
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in sorted(failed, key=lambda error: isinstance(error, ServerGone)):

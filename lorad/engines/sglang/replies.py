@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lorad.engines.remote.http import ServerRefused
+from lorad.engines.remote.http import NotFinite, ServerRefused
 from lorad.errors import LoradError
 
 Logprob = tuple[float | None, int, Any]  # of a token: value, id, text
@@ -66,13 +66,10 @@ def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
 
 
 def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
-    """Their values. Raises LoradError when one is missing, of another token, or no number."""
+    """Their values. Raises NotFinite when one is missing, of another token, or no number."""
     values = [value for value, token, _ in logprobs if value is not None and math.isfinite(value)]
     if [token for _, token, _ in logprobs] != tokens or len(values) != len(tokens):
-        raise LoradError(
-            "the server sampled without finite log-probabilities",
-            hint="the adapter or the base holds NaN or infinite weights: go back to an earlier version",
-        )
+        raise NotFinite("SGLang sampled without a finite log-probability for every token")
     return values
 
 

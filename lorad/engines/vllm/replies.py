@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.engines.remote.dialect import Metrics, Piece
-from lorad.engines.remote.http import ServerRefused
+from lorad.engines.remote.http import NotFinite, ServerRefused
 from lorad.errors import LoradError
 from lorad.protocol.batch import Finish
 
@@ -83,11 +83,8 @@ def scores(found: Choice, completion: Sequence[int]) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def not_finite() -> LoradError:
-    return LoradError(
-        "vLLM sampled without a finite log-probability for every token",
-        hint="the adapter or the base holds NaN or infinite weights: go back to an earlier version",
-    )
+def not_finite() -> NotFinite:
+    return NotFinite("vLLM sampled without a finite log-probability for every token")
 
 
 def refusal(error: ServerRefused, *private: object) -> ServerRefused:
