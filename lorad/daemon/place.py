@@ -32,7 +32,7 @@ def place_run(ctx: Context, run: Row) -> None:
         waiting = f"its files cannot be read: {error}"
     except SpecError as error:
         waiting = error.message
-    if waiting != run["waiting"]:
+    if waiting and waiting != run["waiting"]:
         runs.set_fields(ctx.store, run["name"], waiting=waiting)
 
 
