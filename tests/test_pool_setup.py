@@ -16,8 +16,10 @@ from lorad.config import load as load_config
 from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
 from lorad.daemon.handlers.logs import log_of
+from lorad.daemon.place import starting
 from lorad.daemon.pool import Pool, PoolSetup, load_pool, setup_for
 from lorad.daemon.pools import find_or_make
+from lorad.daemon.views import RUN_KEYS, run_view
 from lorad.driver.preflight import preflight
 from lorad.engines.setup import CANARY_PROMPT, RANKS
 from lorad.errors import SpecError
@@ -49,6 +51,14 @@ def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
     assert (server.python, server.env, server.servers, server.tp) == ("/venv/bin/python", {"TOKEN": SECRET}, 2, 1)
     assert (server.max_rank, server.targets, server.context_length) == (32, tuple(LINEARS), 1024)
     assert (server.scaled_logprobs, server.urls, server.engine_args) == (True, (), {"a": 1})
+
+
+def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) -> None:
+    assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
+    assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
+    row = dict.fromkeys(RUN_KEYS.split()) | {"waiting": "something"}
+    states = ("queued", "starting", "running", "ended")
+    assert [run_view(row | {"state": state})["waiting"] for state in states] == ["something", "something", "", ""]
 
 
 def test_a_server_of_the_users_is_only_spoken_to() -> None:

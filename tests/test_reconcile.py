@@ -13,7 +13,6 @@ from lorad.daemon.context import attempt_dir
 from lorad.daemon.place import place_runs
 from lorad.daemon.processes import read_status
 from lorad.daemon.prune import prune_samples
-from lorad.daemon.views import run_view
 from lorad.states import Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -257,13 +256,3 @@ async def test_the_samples_of_the_present_attempt_outlive_those_it_went_back_beh
             (old / f"{name}.jsonl").write_text("")
         prune_samples(runs.get(ctx.store, "a"))
         assert names(old) == ["000002-a2.jsonl", "000003-a2.jsonl"]
-
-
-async def test_a_run_whose_server_is_being_started_says_so_and_where_to_look(home: Path) -> None:
-    async with reconciling(home) as ctx:
-        submit(ctx, "a", rollout={"backend": "sglang"})
-        row = await until(lambda: (r := runs.get(ctx.store, "a"))["pool"] and r)
-        assert "starts sglang: `lorad logs a --of engine -f`" in row["waiting"]
-        assert (
-            run_view({**row, "state": "starting"})["waiting"] and not run_view({**row, "state": "running"})["waiting"]
-        )
