@@ -226,10 +226,11 @@ async def test_a_server_that_was_not_finite_is_started_again(
     monkeypatch.setattr("lorad.engines.remote.holdings.receive", lambda source, *_: source.adapter)
     broken = type(adapter)(adapter.config, tensors)
     await engine.load("run@1", AdapterSource(broken.digest(), adapter=broken))
-    first = the(server).process
+    life = the(server).life
     with pytest.raises(NotFinite):
-        await complete(engine, "run@1", [prompt()], Sampling(max_new_tokens=8, stream=False))
+        await complete(engine, "run@1", [prompt(seeds=range(4))], Sampling(max_new_tokens=8, stream=False))
+    assert broken.digest() in server._not_finite
     await engine.unload("run@1")
     for _ in range(20):
         assert np.abs(before - await engine.score(BASE, CANARY)).max() < 1e-4
-    assert the(server).process is not first
+    assert the(server).life - life == 2

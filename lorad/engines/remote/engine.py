@@ -73,7 +73,7 @@ class RemoteEngine(Engine):
         self._calls: dict[str, Call] = {}
         self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`
         self._meter = Meter()
-        self._not_finite: set[str] = set()  # digests of versions that gave NaN once
+        self._not_finite: dict[str, set[tuple[int, int]]] = {}  # by digest: the lives of servers in which it gave NaN
         self._check: Callable[[Scorer], Awaitable[None]] | None = None
 
     def capabilities(self) -> EngineCapabilities:
@@ -140,18 +140,22 @@ class RemoteEngine(Engine):
                 except ServerGone as error:
                     gone: LoradError = error
                 except NotFinite as error:
-                    if held.digest in self._not_finite:
+                    if not self._may_be_a_neighbours(held.digest, serving):
                         return [np.full(batch.completions.size, np.nan, np.float32)]
-                    self._not_finite.add(held.digest)
                     gone = error
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
 
     def _again_elsewhere(self, digest: str, server: Server) -> bool:
-        """A server was not finite: it is started again. The first time that may be a neighbour's doing."""
+        """A server was not finite: it is started again, and so may be the sample."""
         server.lose()
-        is_first = digest not in self._not_finite
-        self._not_finite.add(digest)
-        return is_first
+        return self._may_be_a_neighbours(digest, [server])
+
+    def _may_be_a_neighbours(self, digest: str, servers: Sequence[Server]) -> bool:
+        """What NaN leaves in a server's memory reaches others; in a second life it is the version's own."""
+        lives = self._not_finite.setdefault(digest, set())
+        before = set(lives)
+        lives.update((server.index, server.life) for server in servers)
+        return before <= {(server.index, server.life) for server in servers}
 
     async def abort(self, request: str) -> None:
         if request in self._calls:

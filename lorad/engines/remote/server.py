@@ -72,6 +72,7 @@ class Server:
         self.abilities: Abilities | None = None
         self.names: dict[str, Path] = {}  # what it was told to hold
         self.in_flight = 0
+        self.life = 0
         self.heard = time.monotonic()
         self._changed = changed
         self._turns = asyncio.Semaphore(2 * settings.max_running)
@@ -87,7 +88,7 @@ class Server:
 
     async def start(self) -> None:
         """Until it takes requests. Raises PoolLost with the end of its log when it ends or does not come up in time."""
-        self.names, self.heard = {}, time.monotonic()
+        self.names, self.heard, self.life = {}, time.monotonic(), self.life + 1
         await self.http.reset()
         self._lost.clear()
         self.become("starting")
