@@ -20,10 +20,24 @@ def kill_leftovers(home: Path) -> None:
 
 
 def serves(process: psutil.Process, home: Path) -> bool:
-    """Whether its environment or its command line names `home`; never true of this process."""
+    """Whether environment, command line or log name `home`; never true of this process.
+
+    A process that gives itself a title writes over the first two, of which psutil then sees nothing.
+    """
     if process.pid == os.getpid():
         return False
     with contextlib.suppress(psutil.Error, OSError):
-        named = process.environ().get("LORAD_HOME") == str(home) or str(home) in " ".join(process.cmdline())
+        place = Path(f"/proc/{process.pid}")
+        environment = (place / "environ").read_bytes().split(b"\0")
+        said = [*process.cmdline(), *(target(place / "fd" / fd) for fd in ("1", "2"))]
+        named = f"LORAD_HOME={home}".encode() in environment or any(str(home) in text for text in said)
         return named and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def target(link: Path) -> str:
+    """Of a link; "" where there is none."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
