@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.targets import leaf
 from lorad.config import Backend
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.engines.checks import Finding
@@ -41,7 +42,7 @@ def setup_of(backend: Backend) -> ServerSetup:
         python=str(backend.python),
         env=backend.env,
         max_rank=16,
-        targets=tuple(sorted({module.rpartition(".")[2] for module in SHAPES})),
+        targets=tuple(sorted({leaf(module) for module in SHAPES})),
         context_length=256,
     )
 

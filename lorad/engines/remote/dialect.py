@@ -47,7 +47,7 @@ class Abilities(Struct, frozen=True):
     """What a running server can do, found out by asking it.
 
     version: of the software. max_tokens: its context length. lora: whether adapters can be loaded while it runs.
-    sleep: whether it answers to sleep and wake; frees: whether that gives memory back. scaled_logprobs: as in
+    sleep: whether it answers to sleep and wake. scaled_logprobs: as in
     ServerSettings; None: either way, as each request needs it. missing: what it lacks, each in words that say what it
     costs.
     """
@@ -56,7 +56,6 @@ class Abilities(Struct, frozen=True):
     max_tokens: int
     lora: bool
     sleep: bool
-    frees: bool
     scaled_logprobs: bool | None = None
     missing: tuple[str, ...] = ()
 
@@ -74,7 +73,6 @@ class Metrics(Struct, frozen=True):
 
     running: int | None = None
     waiting: int | None = None
-    generated_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None  # of prompt_tokens, taken from the prefix cache
     cache_used: float | None = None  # share of the memory for keys and values

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
+from lorad.adapters.targets import leaf
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.receive import receive
 from lorad.engines.remote.dialect import ServerSettings
@@ -103,7 +104,7 @@ class Holdings:
     def _received(self, source: AdapterSource) -> Adapter:
         adapter = receive(source, self._shapes, self._settings.max_rank)
         for module in adapter.config.modules:
-            if module.rpartition(".")[2] not in self._settings.targets:
+            if leaf(module) not in self._settings.targets:
                 raise AdapterRefused(
                     f"{module} is adapted, but the servers were started for {', '.join(self._settings.targets)}",
                     hint="Load it into a pool of its own.",

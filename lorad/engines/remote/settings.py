@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from lorad.engines.remote.dialect import ServerSettings
@@ -64,7 +63,3 @@ def read_key(path: str, name: str) -> str:
     if not text or len(text.split()) != 1:
         raise SpecError(f"rollout.{name}: {path} must hold one key and nothing else", hint="Write the key into it.")
     return text
-
-
-def leaves(modules: Mapping[str, object]) -> set[str]:
-    return {module.rpartition(".")[2] for module in modules}

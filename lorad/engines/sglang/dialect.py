@@ -63,13 +63,11 @@ class SglangDialect(Dialect):
         info = await http.get("/server_info", timeout=ANSWER_SECONDS)
         models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
         context = next(card["max_model_len"] for card in models["data"] if not card.get("parent"))
-        saver = bool(info.get("enable_memory_saver"))
         return Abilities(
             version=str(info["version"]),
             max_tokens=int(context) - command.CONTEXT_MARGIN,
             lora=bool(info.get("enable_lora")) and info.get("dp_size", 1) == 1,
             sleep=True,
-            frees=saver,
             missing=tuple(_missing(info)),
         )
 
@@ -177,7 +175,6 @@ class SglangDialect(Dialect):
         return Metrics(
             running=count("num_running_reqs"),
             waiting=count("num_queue_reqs"),
-            generated_tokens=count("generation_tokens_total"),
             prompt_tokens=count("prompt_tokens_total"),
             cached_tokens=count("cached_tokens_total"),
             cache_used=values.get("sglang:token_usage"),

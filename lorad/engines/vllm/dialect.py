@@ -87,7 +87,6 @@ class VllmDialect(Dialect):
             max_tokens=int(base["max_model_len"]) - command.CONTEXT_MARGIN,
             lora=lora,
             sleep=bool(info),
-            frees=bool(model.get("enable_sleep_mode")),
             scaled_logprobs=_scaled(model),
             missing=tuple(_missing(info, route)),
         )

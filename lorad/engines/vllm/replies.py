@@ -119,7 +119,6 @@ def metrics(text: str) -> Metrics:
     return Metrics(
         running=count("num_requests_running"),
         waiting=count("num_requests_waiting"),
-        generated_tokens=count("generation_tokens_total"),
         prompt_tokens=count("prompt_tokens_total"),
         cached_tokens=count("prefix_cache_hits_total"),
         cache_used=sums.get("kv_cache_usage_perc"),
