@@ -2,6 +2,7 @@
 # make check   linters, types, import contracts                make bench   lorad against TRL
 # make kill9   kill everything mid-step, N times               make clean   removes .venv and caches
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
+# make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
 SHELL := /bin/bash
@@ -16,7 +17,7 @@ SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 100
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo test test-engines check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
+.PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
 	bench-swaps bench-publish kill9 clean
 
 help:
@@ -43,11 +44,16 @@ demo: $(VENV)/.ready
 	@BIN=$(BIN) .ci/next-steps
 
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/engines $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/engines --ignore=tests/trainers $(ARGS)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest tests/engines $(ARGS)
+
+## ARGS='-m "not long"' is two of the nine pairs, as CI has it; ARGS='-k megatron-vllm' one of them.
+test-backends: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest tests/trainers $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts

@@ -1,4 +1,4 @@
-"""What `lorad doctor --engine` tells. A process of its own finds it out: commands load neither torch nor an engine."""
+"""What `lorad doctor --engine` and `--trainer` tell. A process of its own finds it out: commands load no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lorad.cli.output import note
@@ -18,8 +18,17 @@ STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that i
 
 
 def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[dict[str, Any]]:
-    """{name, ok, detail, hint, facts}, each as soon as it is known."""
-    command = [sys.executable, "-m", "lorad.engines.probe", kind, *([] if start else ["--no-start"])]
+    """Of a server: {name, ok, detail, hint, facts}, each as soon as it is known."""
+    return probed(home, ["lorad.engines.probe", kind, *([] if start else ["--no-start"])])
+
+
+def trainer_checks(home: Home, kind: str) -> Iterator[dict[str, Any]]:
+    """Of a trainer, as `engine_checks`; nothing is started."""
+    return probed(home, ["lorad.trainers.probe", kind])
+
+
+def probed(home: Home, module: Sequence[str]) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, "-m", *module]
     environment = os.environ | {"LORAD_HOME": str(home.root), "OMP_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryFile() as errors,

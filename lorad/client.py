@@ -8,17 +8,21 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
             state: lorad.states.RunState; reason: EndReason or null; detail: why it ended, in words; waiting: why it is
             queued, in words; reward: mean of the last step; version: the current version's number
 - show      a run plus {directory, spec, processes: [{role, pid}], attempts: [{attempt, started_at, ended_at,
-             resumed_from, exit_code, signal, reason}], warnings: [str]}
+             resumed_from, exit_code, signal, reason, changed: {key: value}}], warnings: [str], trainable}
+            changed: what its spec says otherwise than that of the attempt before; trainable: {parameters, base, share}
+            of the newest attempt, or null
 - step      {step, attempt, at, version, metrics: {reward, reward_std, loss, kl, entropy, grad_norm, lr, clip_fraction,
              logprob_difference, response_length, truncated, zero_variance_groups, failed_rewards, tokens,
              tokens_per_second, seconds, seconds_sample, seconds_score, seconds_train, seconds_publish, …}}
+            where they are known: trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu
 - eval      {step, attempt, at, version, score, problems}
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
 - pool      {pool, state, model, pid, device, mode, threads, runtime, tenants, loaded, engine_tokens_per_second,
-             trainer_tokens_per_second, memory_bytes, idle_seconds, engine}
+             trainer_tokens_per_second, memory_bytes, idle_seconds, engine, trainer, devices}
             engine: {name} of the backend before the pool answers, then {name, software, alive, asleep, running,
              waiting, slots_used, slots, prefix_hits, cache_used, detail}, see lorad/engines/base.py
+            trainer: {name}, then {name, software: {name: version}, alive, here, memory, memory_peak, detail}
             runtime: {threads, wait_policy, malloc: {variable: number}, reasons: {threads: {source, text}, …}} or null
 - device    {device, name, memory_total, memory_used, pool}
 - event     {id, at, run, kind, data}: kind is `state`, or a journal kind (step, eval, version, checkpoint, end, …)
@@ -29,7 +33,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -104,9 +108,15 @@ class Client:
     def show(self, run: str) -> Json:
         return self._get(_path(run))
 
-    def resume(self, run: str, *, step: int | None = None, steps: int | None = None) -> Json:
-        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run."""
-        return self._post(f"{_path(run)}/resume", {"step": step, "steps": steps})
+    def resume(
+        self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
+    ) -> Json:
+        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run.
+
+        overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
+        """
+        body = {"step": step, "steps": steps, "overrides": [*overrides]}
+        return self._post(f"{_path(run)}/resume", body)
 
     def pause(self, run: str) -> Json:
         return self._post(f"{_path(run)}/pause", {})

@@ -65,6 +65,11 @@ class AttemptDir:
         return self.root / "command.json"
 
     @property
+    def spec(self) -> Path:
+        """`spec.json` of a run's attempt: the resolved spec that it goes by."""
+        return self.root / "spec.json"
+
+    @property
     def status(self) -> Path:
         """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at}."""
         return self.root / "status.json"

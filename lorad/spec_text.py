@@ -1,4 +1,4 @@
-"""The YAML text of a spec, with `key=value` overrides, to a checked Spec.
+"""The YAML text of a spec, with `key=value` overrides, to a checked Spec; and the JSON of a stored one.
 
 YAML as its 1.2 core schema reads it: `3e-5` is a number, `yes` and `1:30` are text. Keys come once, and errors say
 the line. Nothing in a spec can run code or blow up in memory.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -42,6 +43,40 @@ def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
         return convert(data)
     except SpecError as error:
         raise SpecError(_located(error.message, origins, source), hint=error.hint) from None
+
+
+def override(spec: Spec, overrides: Sequence[str]) -> Spec:
+    """`spec` with some keys changed. Raises SpecError that begins with the override to blame."""
+    data: dict[str, Any] = msgspec.to_builtins(spec)
+    origins = {}
+    for text in overrides:
+        key, value = _split(text)
+        data = _set(data, key.split("."), value, text)
+        origins[key] = f"override {text}"
+    try:
+        return convert(data)
+    except SpecError as error:
+        raise SpecError(_located(error.message, origins, "spec"), hint=error.hint) from None
+
+
+def overridden(text: str) -> str:
+    """The key of an override. Raises SpecError."""
+    return _split(text)[0]
+
+
+def from_json(data: bytes) -> Spec:
+    """A stored spec (`lorad.specs.to_json`), also of the release before `trainer.cp`, whose defaults were others.
+
+    There `lora` and one device were in every spec, and meant what `canonical_lora` and none mean now. Raises
+    msgspec.ValidationError.
+    """
+    spec = msgspec.json.decode(data, type=Spec)
+    if "cp" in msgspec.json.decode(data, type=dict[str, Any]).get("trainer", {}):
+        return spec
+    lora = msgspec.structs.replace(spec.lora, type="canonical_lora")
+    if spec.rollout.tp * spec.rollout.servers > 1:  # servers that share the device
+        return msgspec.structs.replace(spec, lora=lora)
+    return msgspec.structs.replace(spec, lora=lora, resources=msgspec.structs.replace(spec.resources, devices=None))
 
 
 _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."

@@ -38,7 +38,8 @@ class Model(Part, frozen=True):
 
 
 class Lora(Part, frozen=True):
-    """The adapter: scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023)."""
+    """Scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023). type, in Megatron's words:
+    with `lora` q, k and v share one A, and gate and up; where linears are not fused (builtin, fsdp) none do."""
 
     rank: Positive = 16
     alpha: PositiveFloat = 32
@@ -47,7 +48,7 @@ class Lora(Part, frozen=True):
     exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
     init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
     rslora: bool = False
-    type: Literal["lora", "canonical_lora"] = "lora"
+    type: Literal["lora", "canonical_lora"] = "canonical_lora"
     adapter_path: str | None = None
 
     @property
@@ -105,7 +106,8 @@ class RewardSpec(Part, frozen=True):
 
 
 class Trainer(Part, frozen=True):
-    """Optimizer and parallelism. AdamW (Loshchilov & Hutter, 2019)."""
+    """AdamW (Loshchilov & Hutter, 2019). tp, pp, cp, dp: ranks along Megatron's axes; ep spreads experts over ranks
+    that are there already. backend_args: settings of the backend itself, for those that have ranks (fsdp, megatron)."""
 
     backend: str = "builtin"
     lr: NonNegativeFloat = 1e-3
@@ -123,16 +125,20 @@ class Trainer(Part, frozen=True):
     tp: Positive = 1
     pp: Positive = 1
     dp: Positive = 1
+    cp: Positive = 1
+    ep: Positive = 1
+    backend_args: dict[str, Any] = {}
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
 
 
 class Rollout(Part, frozen=True):
-    """How completions are sampled.
-
-    For backends that are servers (sglang, vllm): `servers` are started, each with the whole model on `tp` devices, and
-    prompts are spread over them; `engine_args` are flags for them. Or `url` names servers that the user runs
-    (`http://host:port` or `unix:/path`); `key_file` holds their API key, `admin_key_file` a second one for routes that
-    change a server, where it has one.
-    """
+    """How completions are sampled. For backends that are servers (sglang, vllm), `servers` are started, each with the
+    whole model on `tp` devices, and prompts are spread over them; `engine_args` are flags for them. Or `url` names
+    servers that the user runs (`http://host:port` or `unix:/path`); `key_file` holds their API key, `admin_key_file` a
+    second one for routes that change a server, where it has one."""
 
     backend: str = "builtin"
     max_new_tokens: Positive = 16
@@ -169,11 +175,11 @@ class Checkpoint(Part, frozen=True):
 
 
 class Pool(Part, frozen=True):
-    """How trainer and engine share devices.
+    """How trainer and engine share devices. fused: one process and one copy of the base, for the builtin backends.
 
-    fused: one process and one copy of the base, for the builtin backends. For servers, resident: both stay loaded;
-    timesliced: the server sleeps while the trainer trains. auto: fused; for servers resident on a CPU and for those
-    that the user runs, else timesliced.
+    Else resident: both stay loaded; timesliced: a server sleeps while the trainer trains, and a trainer with ranks
+    gives its memory back while the server works. auto: fused where that is possible; resident with the builtin engine,
+    on a CPU, and for servers that the user runs; else timesliced.
     """
 
     mode: Literal["auto", "fused", "resident", "timesliced"] = "auto"
@@ -182,9 +188,9 @@ class Pool(Part, frozen=True):
 
 
 class Resources(Part, frozen=True):
-    """What the run needs and how it is treated."""
+    """What the run needs and how it is treated. devices: GPUs; None: as many as the backends need."""
 
-    devices: Annotated[int, Meta(ge=1, le=1)] = 1
+    devices: Annotated[int, Meta(ge=1, le=64)] | None = None
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
     restart: Literal["never", "on-failure"] = "never"
 
@@ -219,6 +225,11 @@ class Spec(Part, frozen=True):
     def reward_spec(self) -> RewardSpec:
         return RewardSpec(name=self.reward) if isinstance(self.reward, str) else self.reward
 
+    @property
+    def gpus(self) -> int:
+        """How many the run takes where there are any: trainer and engine share them."""
+        return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
+
 
 def convert(data: Any) -> Spec:
     """The spec of a plain mapping.
@@ -239,10 +250,6 @@ def convert(data: Any) -> Spec:
 def to_json(spec: Spec) -> bytes:
     """The resolved spec, canonical: equal specs give equal bytes."""
     return msgspec.json.encode(spec)
-
-
-def from_json(data: bytes) -> Spec:
-    return msgspec.json.decode(data, type=Spec)
 
 
 def _refuse_unknown(data: dict[str, Any], part: type[Struct], prefix: str) -> None:

@@ -1,6 +1,6 @@
 """Small stand-ins for a run's driver, a pool and the preflight, run as processes by the tests of the daemon.
 
-They do what `LORAD_HOME/behaviour.json` says: {"driver": {...}, "pool": {...}}; see `drive` and `serve`.
+They do what `LORAD_HOME/behaviour.json` says: {"driver": {...}, "pool": {...}}; see `drive`, `serve` and `check`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def behaviour(of: str) -> dict[str, Any]:
 
 
 class Driver:
-    """Steps of `seconds` each; `crash_at`: exits with 3 at that step, `hang`, `deaf`: to its pool, to SIGTERM."""
+    """Steps of `seconds` each; `crash_at`: exits with 3 at that step; `lost_at`: its pool is up, but loses its trainer;
+    `hang`, `deaf`: to its pool, to SIGTERM.
+    """
 
     def __init__(self, attempt_dir: Path) -> None:
         self.params = json.loads((attempt_dir / "params.json").read_text())
@@ -95,6 +97,8 @@ class Driver:
             if self.step == self.how.get("crash_at"):
                 print("the driver is out of luck", flush=True)
                 os._exit(3)
+            if self.step == self.how.get("lost_at"):
+                raise PoolLost("the trainer is gone")
             self.facts()
         if self.step % self.spec["checkpoint"]["every"]:
             self.checkpoint()
@@ -174,8 +178,9 @@ def answer(connection: socket.socket, setup: dict[str, Any], parent: int) -> Non
 def check() -> None:
     spec = json.loads(sys.stdin.read())["spec"]
     print("user code may print this")
-    if spec["lora"]["rank"] == 13:
-        error = {"kind": "SpecError", "message": "lora.rank: unlucky", "hint": "Take another."}
+    refused = behaviour("preflight").get("refuses") if spec["trainer"]["dp"] > 1 else None
+    if refused or spec["lora"]["rank"] == 13:
+        error = {"kind": "SpecError", "message": refused or "lora.rank: unlucky", "hint": "Take another."}
         print(json.dumps({"ok": False, "error": error}))
     else:
         print(json.dumps({"ok": True, "facts": FACTS}))

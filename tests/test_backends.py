@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from lorad.config import Backend, Config
+from lorad.driver.backends import check_backends
 from lorad.engines.registry import BACKENDS, engine_class
 from lorad.errors import SpecError
+from lorad.specs import convert
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from lorad.trainers.registry import trainer_class
 
@@ -39,3 +42,21 @@ def test_a_backend_that_is_none_is_refused(name: str, override: str | None, mess
         trainer_class(name, override)
     with pytest.raises(SpecError, match=message.replace("trainer", "engine")):
         engine_class(name, override)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "fitting"),
+    [
+        ("trainer", "sglang", "builtin, fsdp, megatron, mine;"),
+        ("trainer", "theirs", "builtin, fsdp, megatron, mine;"),
+        ("rollout", "megatron", "builtin, sglang, theirs, vllm;"),
+        ("rollout", "mine", "builtin, sglang, theirs, vllm;"),
+    ],
+)
+def test_a_backend_of_the_other_side_is_refused_though_config_names_it(part: str, name: str, fitting: str) -> None:
+    mine, theirs = Backend(trainer="a:Trainer"), Backend(engine="b:Engine")
+    config = Config(backends={"sglang": Backend(), "megatron": Backend(), "mine": mine, "theirs": theirs})
+    with pytest.raises(SpecError, match=rf"{part}\.backend: no backend '{name}'") as refused:
+        check_backends(convert({part: {"backend": name}}), config)
+    assert fitting in refused.value.hint
+    check_backends(convert({"trainer": {"backend": "mine"}, "rollout": {"backend": "theirs"}}), config)

@@ -77,6 +77,20 @@ def test_lora_flags_reach_the_spec(made: World) -> None:
     assert (version["rank"], version["alpha"]) == (4, 8)
 
 
+def test_a_flag_with_wildcards_is_text(made: World) -> None:
+    flags = ("--target-modules", "*_proj", "--exclude-modules", "*.mlp.*, lm_head")
+    made.lorad("run", made.spec(), "trainer.steps=1", "--name", "wild", "--wait", *flags)
+    lora = made.json("show", "wild")["spec"]["lora"]
+    assert (lora["target_modules"], lora["exclude_modules"]) == ("*_proj", "*.mlp.*, lm_head")
+
+
+def test_run_takes_the_flags_that_users_of_miles_and_vime_know(made: World) -> None:
+    told = made.lorad("run", "--help", COLUMNS="160").stdout
+    lora = ("rank", "alpha", "dropout", "type", "adapter-path")
+    known = ("--trainer", "--rollout", "--target-modules", "--exclude-modules", *(f"--lora-{flag}" for flag in lora))
+    assert [flag for flag in known if flag not in told] == []
+
+
 def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "moves", "--detach")
     made.reached("moves", 1)

@@ -14,7 +14,8 @@ from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.config import parse_config
 from lorad.models.decoder import hidden, logits
-from lorad.models.directory import linear_shapes, memory_estimate, read_config
+from lorad.models.directory import linear_shapes, read_config
+from lorad.models.facts import read_facts
 from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
@@ -77,7 +78,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, family: str, rope: s
     base = load(tmp_path)
     assert (lean(base, long_ids()) - of_transformers(model)).abs().max() < 1e-4
     assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
-    assert memory_estimate(tmp_path, "float32") == 4 * base.config.num_parameters
+    assert read_facts(tmp_path).bytes("float32") == 4 * base.config.num_parameters
 
 
 @pytest.mark.parametrize("family", FAMILIES)

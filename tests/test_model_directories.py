@@ -10,6 +10,7 @@ import torch
 from lorad.errors import SpecError
 from lorad.models.directory import read_config, resolve, weight_files
 from lorad.models.loading import load_base
+from tests.foreign_models import make_moe
 from tests.test_models import CPU, make_model
 
 
@@ -93,3 +94,19 @@ def test_a_single_file_wins_over_the_index_of_shards_that_are_gone(tmp_path: Pat
     make_model(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_bytes(index)
     assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+@pytest.mark.parametrize("any_architecture", [False, True])
+def test_the_hub_is_asked_for_architectures_that_somebody_will_load(
+    any_architecture: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_moe(tmp_path)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(tmp_path / "config.json"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    if any_architecture:
+        assert resolve("org/moe", any_architecture=True) == tmp_path
+        return
+    with pytest.raises(SpecError, match="does not know the architecture"):
+        resolve("org/moe")

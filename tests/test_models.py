@@ -16,7 +16,8 @@ from lorad.errors import SpecError
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
-from lorad.models.directory import linear_shapes, memory_estimate, read_config
+from lorad.models.directory import linear_shapes, read_config
+from lorad.models.facts import read_facts
 from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora, MixedLora
@@ -190,7 +191,7 @@ def test_bfloat16_is_near_and_half_the_memory(tmp_path: Path) -> None:
     make_model(tmp_path)
     full, half = (load_base(tmp_path, dtype, CPU) for dtype in (torch.float32, torch.bfloat16))
     assert (lean(full, some_ids()) - lean(half, some_ids()).float()).abs().max() < 0.5
-    assert memory_estimate(tmp_path, "float32") == 2 * memory_estimate(tmp_path, "bfloat16")
+    assert read_facts(tmp_path).bytes("float32") == 2 * read_facts(tmp_path).bytes("bfloat16")
 
 
 def rewrite_config(directory: Path, **changes: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from lorad.cli.commands.pools import engine_row
 from lorad.daemon.views import engine_view
 from lorad.errors import AttestationFailed, LoradError, PoolLost
-from lorad.pool import start
+from lorad.models.facts import ModelFacts, read_facts
+from lorad.pool import share
 from lorad.protocol.calls import LoadVersion, Nothing, PoolInfo, PoolStatus
 from lorad.protocol.connection import Connection
+from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
 from tests.pool_kit import OPEN, SHAPES, TINY, config_of, generate, learn, publish, running_pool, texts
 from tests.sleeping_engines import Served
@@ -197,15 +200,30 @@ def test_servers_are_not_one_process_with_the_trainer(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("mode", "share"), [("resident", 0.4), ("timesliced", 0.8 - 1.2 * 0.25)])
-def test_servers_leave_the_trainer_its_memory(mode: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "_total", lambda _: 1000)
-    config = config_of(Path(), device="cuda:0", mode=mode, memory_fraction=0.8)
-    assert start._fraction(config, 250) == pytest.approx(share)
+@pytest.mark.parametrize(
+    ("mode", "ranks", "left"),
+    [
+        ("resident", None, 0.4),
+        ("timesliced", None, 0.8 - 1.2 * 0.25),
+        ("timesliced", RanksSetup(tp=2), 0.8 - 0.2 * 0.125),
+        ("timesliced", RanksSetup(dp=2), 0.8 - 0.2 * 0.25),
+    ],
+)
+def test_servers_leave_the_trainer_its_memory(
+    mode: str, ranks: RanksSetup | None, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "_total", lambda _: 1000)
+    trainer = "megatron" if ranks else "builtin"
+    config = config_of(Path(), device="cuda:0", mode=mode, memory_fraction=0.8, trainer=trainer, ranks=ranks)
+    assert share.server_share(config, of_bytes(250)) == pytest.approx(left)
 
 
 def test_a_base_that_does_not_fit_twice_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "_total", lambda _: 1000)
+    monkeypatch.setattr(share, "_total", lambda _: 1000)
     config = config_of(Path(), device="cuda:0", mode="timesliced", memory_fraction=0.8)
     with pytest.raises(LoradError, match="builtin:tiny twice"):
-        start._fraction(config, 600)
+        share.server_share(config, of_bytes(600))
+
+
+def of_bytes(count: int) -> ModelFacts:
+    return replace(read_facts(TINY), dtype="bfloat16", parameters=count // 2)

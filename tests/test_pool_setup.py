@@ -31,6 +31,9 @@ from tests.daemon_world import open_context, serving, until
 LINEARS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 SECRET = "hunter2"
 CONFIG = Config(backends={"sglang": Backend(python=Path("/venv/bin/python"), env={"TOKEN": SECRET})})
+WITH_RANKS = Config(
+    backends={**CONFIG.backends, "megatron": Backend(python=Path("/m/bin/python"), env={"TOKEN": SECRET})}
+)
 
 
 def setup(
@@ -39,9 +42,9 @@ def setup(
     modules = spec.pop("modules", ["model.layers.0.self_attn.q_proj"])
     facts = {"modules": modules, "linears": LINEARS, "max_positions": 2048, "warnings": []}
     whole = convert({"rollout": {"backend": "sglang", **(rollout or {})}, **spec})
-    given = Device(device, "", 1 << 30)
+    given = [Device(name, "", 1 << 30) for name in device.split()]
     base = {"model_path": "/m", "dtype": "float32"}
-    return setup_for(whole, config, given, **base, threads=1, facts=facts, cwd="/spec")
+    return setup_for(whole, config, *given, **base, threads=1, facts=facts, cwd="/spec")
 
 
 def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
@@ -59,6 +62,15 @@ def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) 
     row = dict.fromkeys(RUN_KEYS.split()) | {"waiting": "something"}
     states = ("queued", "starting", "running", "ended")
     assert [run_view(row | {"state": state})["waiting"] for state in states] == ["something", "something", "", ""]
+
+
+def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) -> None:
+    fsdp = {"backend": "fsdp"}
+    both, alone = setup(trainer=fsdp), setup({"backend": "builtin"}, trainer=fsdp)
+    assert starting(Pool(both, tmp_path), "a").endswith(
+        "starts fsdp and sglang: `lorad logs a --of trainer -f` and `lorad logs a --of engine -f` show how far it is"
+    )
+    assert "starts fsdp: `lorad logs a --of trainer -f` shows" in starting(Pool(alone, tmp_path), "a")
 
 
 def test_a_server_of_the_users_is_only_spoken_to() -> None:
@@ -94,8 +106,34 @@ def test_no_context_is_longer_than_the_base() -> None:
 
 def test_modes_follow_from_backend_and_device() -> None:
     assert setup({"backend": "builtin"}, device="cuda:0").mode == "fused"
-    assert setup(device="cuda:0").mode == "timesliced"
+    assert setup({"backend": "builtin"}, device="cuda:0", trainer={"backend": "fsdp"}).mode == "resident"
+    assert setup(device="cuda:0").mode == setup(device="cuda:0", trainer={"backend": "fsdp"}).mode == "timesliced"
+    assert setup(trainer={"backend": "fsdp"}).mode == "resident"
     assert setup(device="cuda:0", pool={"mode": "resident"}).mode == "resident"
+
+
+def test_ranks_are_made_from_the_spec_and_the_config() -> None:
+    wanted = {"backend": "megatron", "tp": 2, "pp": 3, "cp": 2, "dp": 2, "ep": 4, "backend_args": {"a": 1}}
+    ranks = setup(trainer=wanted, config=WITH_RANKS).ranks
+    assert ranks is not None and (ranks.python, ranks.env) == ("/m/bin/python", {"TOKEN": SECRET})
+    assert (ranks.tp, ranks.pp, ranks.cp, ranks.dp, ranks.ep, ranks.ranks) == (2, 3, 2, 2, 4, 24)
+    assert ranks.args == {"a": 1} and setup().ranks is None
+    assert (fsdp := setup(trainer={"backend": "fsdp"}).ranks) is not None and fsdp.python == ""
+
+
+def test_runs_that_need_other_ranks_have_other_pools() -> None:
+    fsdp = {"backend": "fsdp", "dp": 2}
+    same = setup(trainer=fsdp | {"lr": 1.0})
+    others = [setup(trainer=fsdp | {"dp": 4}), setup(trainer=fsdp | {"backend_args": {"a": 1}}), setup()]
+    assert same.key == setup(trainer=fsdp).key and same.key not in [other.key for other in others]
+    assert SECRET not in setup(trainer={"backend": "megatron"}, config=WITH_RANKS).key
+
+
+def test_a_pool_has_all_of_its_devices() -> None:
+    made = setup(device="cuda:2 cuda:3", trainer={"backend": "fsdp", "dp": 2})
+    assert (made.device, made.devices, made.names) == ("cuda:2", ("cuda:2", "cuda:3"), ("cuda:2", "cuda:3"))
+    alone = setup(device="cuda:2")
+    assert (alone.devices, alone.names) == ((), ("cuda:2",)) and alone.key != made.key
 
 
 def test_runs_that_one_server_can_serve_share_a_pool() -> None:
@@ -200,6 +238,14 @@ def test_the_log_of_an_engine_is_its_servers(rollout: dict[str, Any], of: str, f
     assert log_of(ctx, {"pool": "p"}, of) == home / "p" / "attempts" / "0002" / file
     with pytest.raises(SpecError, match="no log of 'engine-x'"):
         log_of(ctx, {"pool": "p"}, "engine-x")
+
+
+def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
+    pool = Pool(setup(trainer={"backend": "fsdp"}), home / "p")
+    pool.attempt(1).root.mkdir(parents=True)
+    (pool.attempt(1).root / "command.json").touch()
+    ctx = cast(Context, SimpleNamespace(pools={"p": pool}))
+    assert log_of(ctx, {"pool": "p"}, "trainer") == pool.attempt(1).root / "trainer.log"
 
 
 def test_a_config_that_can_not_be_read_is_not_repeated(tmp_path: Path) -> None:

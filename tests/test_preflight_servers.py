@@ -17,7 +17,8 @@ from lorad.driver.preflight import preflight
 from lorad.engines.install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
 from lorad.engines.registry import SERVERS, dialect_class
 from lorad.errors import SpecError
-from lorad.models.directory import memory_estimate, resolve
+from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
 from lorad.specs import convert
 
 BACKENDS = sorted(SERVERS)
@@ -62,7 +63,7 @@ def refusal(cwd: Path, rollout: dict[str, Any], **others: Any) -> SpecError:
         ({"url": "http://localhost:1"}, "rollout.url: the builtin"),
         ({"key_file": "k"}, "rollout.key_file: the builtin"),
         ({"admin_key_file": "k"}, "rollout.admin_key_file: the builtin"),
-        ({"backend": "sglang", "tp": 2}, "rollout.tp: 2 devices for one server, but resources.devices is 1"),
+        ({"backend": "sglang", "tp": 2}, "rollout.tp: 2 devices for one server, but this machine has no GPU"),
         ({"backend": "vllm", "key_file": "k"}, "rollout.key_file: keys are of servers that you run"),
         ({"backend": "vllm", "url": "http://h:1", "servers": 2}, "rollout.servers: this is for servers that lorad"),
         ({"backend": "vllm", "url": "http://h:1", "tp": 2}, "rollout.tp: this is for servers that lorad"),
@@ -112,7 +113,7 @@ def test_an_installed_server_is_fit_to_run(backend: str, install: Any, tmp_path:
 def test_each_server_needs_memory_for_a_base_of_its_own(install: Any, tmp_path: Path) -> None:
     install("sglang")
     alone = check(tmp_path, {}).memory_needed
-    base = memory_estimate(resolve("builtin:tiny"), "float32")
+    base = read_facts(resolve("builtin:tiny")).bytes("float32")
     assert check(tmp_path, {"backend": "sglang", "servers": 3}).memory_needed == alone + 3 * base
 
 

@@ -151,6 +151,18 @@ async def test_a_run_whose_pool_dies_is_lost_and_the_next_one_gets_a_new_pool(ho
         assert ctx.pools["tiny-1"].number == 2
 
 
+async def test_a_pool_that_lost_a_run_gets_no_other_though_it_is_still_up(home: Path) -> None:
+    behave(home, driver={"lost_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "lost"
+        behave(home)
+        ctx.move("a", Move.RESUME)
+        ctx.waker.poke()
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert ctx.pools["tiny-1"].number == 2
+
+
 async def test_a_driver_that_misses_that_its_pool_is_gone_is_killed(home: Path) -> None:
     behave(home, driver={"hang": True, "seconds": 0.3})
     async with reconciling(home) as ctx:

@@ -92,3 +92,17 @@ def test_an_exclude_that_matches_nothing_is_refused() -> None:
 def test_nothing_left_is_refused(targets: str | list[str], exclude: str | list[str]) -> None:
     with pytest.raises(SpecError, match="no module is left"):
         match_modules(SHAPES, targets, exclude)
+
+
+def test_what_cannot_match_is_not_offered_again() -> None:
+    with pytest.raises(SpecError, match="'all-linear' matches no linear") as refused:
+        match_modules({"lm_head": (16, 8)}, "all-linear")
+    assert "there is lm_head alone" in refused.value.hint and "did you mean" not in refused.value.hint
+    with pytest.raises(SpecError) as refused:
+        match_modules({"model.layers.0.self_attn.q_proj": (8, 8)}, "linear_fc1")
+    assert "did you mean linear_fc1?" not in refused.value.hint
+
+
+def test_a_model_without_linears_is_refused_as_such() -> None:
+    with pytest.raises(SpecError, match="there is no linear to put an adapter on"):
+        match_modules({}, "all-linear")

@@ -10,8 +10,8 @@ import pytest
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft, write_peft
+from lorad.children.cause import cause
 from lorad.engines.remote import transport
-from lorad.engines.remote.server import cause
 from lorad.engines.remote.transport import Transport
 from lorad.errors import StorageError
 from tests.conformance.engine_suite import random_adapter

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lorad.cli.engine_checks import engine_checks
+from lorad.cli.engine_checks import engine_checks, trainer_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, printable, size
 from lorad.cli.runtime_checks import runtime_checks
@@ -38,13 +38,17 @@ def doctor(
         Literal["sglang", "vllm"] | None,
         typer.Option(help="Check the installation of this server instead, and try it out on a tiny model."),
     ] = None,
+    trainer: Annotated[
+        Literal["fsdp", "megatron"] | None, typer.Option(help="Check the installation of this trainer instead.")
+    ] = None,
     probe: Annotated[bool, typer.Option(help="With --engine: start the server (30 to 90 s).")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
     checks = []
-    for found in everything(home) if engine is None else of_engine(home, engine, probe):
+    asked = engine is not None or trainer is not None
+    for found in of_backends(home, engine, trainer, probe) if asked else everything(home):
         checks.append(found)
         if not as_json:
             show(found)
@@ -63,13 +67,17 @@ def everything(home: Home) -> Iterator[Check]:
     yield from daemon(home)
 
 
-def of_engine(home: Home, kind: str, probe: bool) -> Iterator[Check]:
-    for found in engine_checks(home, kind, start=probe):
-        yield check(**found)
+def of_backends(home: Home, engine: str | None, trainer: str | None, probe: bool) -> Iterator[Check]:
+    if trainer is not None:
+        for found in trainer_checks(home, trainer):
+            yield check(**found)
+    if engine is not None:
+        for found in engine_checks(home, engine, start=probe):
+            yield check(**found)
 
 
 def show(found: Check) -> None:
-    note(f"{'ok  ' if found['ok'] else 'FAIL'}  {found['name']:<14}{found['detail']}")
+    note(f"{'ok  ' if found['ok'] else 'FAIL'}  {found['name']:<14} {found['detail']}")
     for line in found["hint"].splitlines():
         note(f"      {'':<14}{line}")
 

@@ -18,15 +18,24 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def resume(
     run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…", help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…"
+        ),
+    ] = None,
     step: Annotated[int | None, typer.Option("--from", help="A checkpoint's step; default: the newest.")] = None,
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on exactly where a checkpoint left off. Facts after it are rewound; version numbers are not."""
+    """Go on exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
+
+    The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
+    """
     client = connected()
-    resumed = client.resume(run, step=step, steps=steps)
+    resumed = client.resume(run, step=step, steps=steps, overrides=overrides or [])
     if detach or (as_json and not wait):
         print_json(resumed) if as_json else note(f"{run} is {resumed['state']}.")
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,7 @@ def run(
         "lora.exclude_modules": excludes,
         "lora.adapter_path": adapter_path,
     }
-    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    given = [f"{key}={as_yaml(value)}" for key, value in flags.items() if value is not None]
     text, source, cwd = read_spec(spec)
     client = connected()
     started = client.run(text, source=source, cwd=str(cwd), overrides=[*(overrides or []), *given], name=name)
@@ -72,6 +73,13 @@ def run(
         return
     over = follow(client, started["name"], quiet=as_json)
     conclude(over, as_json=as_json)
+
+
+def as_yaml(value: str | float) -> str | float:
+    """Text stays text: `*_proj` would be an alias, a path may have a colon. A list in brackets is one."""
+    if isinstance(value, str) and not value.startswith("["):
+        return json.dumps(value, ensure_ascii=False)
+    return value
 
 
 def read_spec(spec: str) -> tuple[str, str, Path]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import typer
 
 from lorad.cli.options import AsJson, Run
@@ -33,6 +36,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "speed": f"{number(rates['tokens_per_second'], 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step"
         if rates.get("tokens_per_second") is not None
         else None,
+        "trainable": trainable(data.get("trainable")),
         "pool": data.get("pool"),
         "owner": data.get("owner"),
         "created": f"{age(data['created_at'])} ago",
@@ -44,6 +48,18 @@ def show(run: Run, as_json: AsJson = False) -> None:
             print(f"{key:<11}{printable(str(value))}")
     for attempt in data["attempts"]:
         start = "fresh" if attempt.get("resumed_from") is None else f"from step {attempt['resumed_from']}"
-        print(f"{'attempt':<11}{attempt['attempt']}: {start}, {attempt.get('reason') or 'going on'}")
+        changed = "".join(
+            f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
+            for key, value in attempt["changed"].items()
+        )
+        print(f"{'attempt':<11}{attempt['attempt']}: {start}, {attempt.get('reason') or 'going on'}{changed}")
     for warning in data.get("warnings", []):
         print(f"{'warning':<11}{printable(warning)}")
+
+
+def trainable(told: dict[str, Any] | None) -> str | None:
+    """How much of the model learns."""
+    if not told:
+        return None
+    share = "" if told["share"] is None else f" ({told['share']:.2%} of all parameters)"
+    return f"{told['parameters']:,}{share}"

@@ -43,6 +43,8 @@ def match_modules(
     `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that matches
     nothing (but `lm_head` may be excluded where there is none) and when no module is left.
     """
+    if not shapes:
+        raise SpecError("lora.target_modules: there is no linear to put an adapter on", hint="use another model")
     wanted = _matched(shapes, target_modules, "lora.target_modules")
     excluded = _matched(shapes, exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer"))
     if not wanted - excluded:
@@ -99,7 +101,10 @@ def _matches(pattern: str, name: str) -> bool:
 
 def _advice(entry: str, names: list[str]) -> str:
     leaves = _leaves(names)
-    near = difflib.get_close_matches(entry, [*leaves, *MEGATRON, ALL_LINEAR, *names], n=1)
+    if entry == ALL_LINEAR:
+        return f"there is {HEAD} alone, which {ALL_LINEAR} leaves out: name it, or use another model"
+    others = [name for name in (*leaves, *MEGATRON, ALL_LINEAR, *names) if name != entry]
+    near = difflib.get_close_matches(entry, others, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
     return f"{guess}there are {', '.join(leaves)}, Megatron's names for them, {ALL_LINEAR}, and wildcards with *"
 

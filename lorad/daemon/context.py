@@ -21,7 +21,8 @@ from lorad.daemon.waker import Waker
 from lorad.machine import Machine, read_machine
 from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
-from lorad.specs import Spec, from_json
+from lorad.spec_text import from_json
+from lorad.specs import Spec
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Row, Store

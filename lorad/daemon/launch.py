@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
@@ -39,7 +40,9 @@ def start_driver(ctx: Context, run: Row) -> None:
         "cwd": request.cwd,
         "pool_timeout": ctx.patience.pool_ready,
         "first_version": first_number(ctx.store, run["name"]),
+        "spec": str(attempt.spec),
     }
+    write_json(attempt.spec, json.loads(run["spec"]))
     write_json(attempt.root / "params.json", params)
     cwd = Path(request.cwd) if Path(request.cwd).is_dir() else run_dir(run).root
     about = {"role": "driver", "run": run["name"], "attempt": run["attempt"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -17,6 +18,8 @@ from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row
+
+Devices = tuple[Device, ...]
 
 
 def place_runs(ctx: Context) -> None:
@@ -43,29 +46,34 @@ def wait_for_restart(ctx: Context, run: Row) -> str:
 
 def place(ctx: Context, run: Row) -> str:
     """Begin an attempt of `run` in a pool; "" when done, else in words what it waits for."""
-    reasons = []
-    for device in ctx.devices:
-        setup, why = setup_of(ctx, run, device)
-        waiting = obstacle(ctx, setup, device)
-        if not waiting:
-            keep_runtime(ctx, run, setup.threads, why)
-            begin_attempt(ctx, run, find_or_make(ctx, setup))
-            return ""
-        reasons.append(waiting)
-    return "; ".join(dict.fromkeys(reasons))
+    found = {devices: setup_of(ctx, run, devices) for devices in groups(ctx, run)}
+    devices, waiting = room_for(ctx, {devices: setup for devices, (setup, _) in found.items()})
+    if devices is not None:
+        setup, why = found[devices]
+        keep_runtime(ctx, run, setup.threads, why)
+        begin_attempt(ctx, run, find_or_make(ctx, setup))
+    return waiting
 
 
-def setup_of(ctx: Context, run: Row, device: Device, *, any_threads: bool = False) -> tuple[PoolSetup, Why]:
+def groups(ctx: Context, run: Row) -> list[Devices]:
+    """Where a run could go: neighbours, as many as it needs. On the CPU all ranks share the one. Raises SpecError."""
+    count = 1 if ctx.devices[0].name == "cpu" else spec_of(run).gpus
+    if count > len(ctx.devices):
+        raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.devices)}")
+    return [tuple(ctx.devices[first : first + count]) for first in range(len(ctx.devices) - count + 1)]
+
+
+def setup_of(ctx: Context, run: Row, devices: Devices, *, any_threads: bool = False) -> tuple[PoolSetup, Why]:
     """The pool that a run asks for, and why that many threads. A warm pool's are taken where only the load decides.
 
     any_threads: those of a warm pool in any case, to be served rather than trained.
     """
-    request, runtime = request_of(run), runtime_of(ctx, run, device)
+    request, runtime = request_of(run), runtime_of(ctx, run, devices[0])
     threads, why = runtime.threads, runtime.reasons["threads"]
     setup = setup_for(
         spec_of(run),
         ctx.config,
-        device,
+        *devices,
         model_path=request.model_path,
         dtype=request.model_dtype,
         threads=threads,
@@ -79,27 +87,49 @@ def setup_of(ctx: Context, run: Row, device: Device, *, any_threads: bool = Fals
     return setup, why
 
 
-def obstacle(ctx: Context, setup: PoolSetup, device: Device) -> str:
-    """Why a run may not enter the pool of `setup` on `device` now; an idle pool in its way is stopped."""
-    holders = pools_on(ctx, device)
+def room_for(ctx: Context, setups: Mapping[Devices, PoolSetup]) -> tuple[Devices | None, str]:
+    """The devices that a pool may have now, or None and what it waits for. Warm pools go before free devices.
+
+    Idle pools are stopped where nothing else is in the way, unless one is stopping already.
+    """
+    warm = {pool.setup.key for pool in ctx.pools.values() if pool.process.is_up}
+    reasons: list[str] = []
+    idle: list[Pool] = []
+    for devices, setup in sorted(setups.items(), key=lambda item: item[1].key not in warm):
+        reason, in_the_way = obstacle(ctx, setup, devices)
+        if not reason:
+            return devices, ""
+        reasons.append(reason)
+        idle = idle or in_the_way
+    if not any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values()):
+        for pool in idle:
+            stop_pool(ctx, pool)
+    return None, "; ".join(dict.fromkeys(reasons))
+
+
+def obstacle(ctx: Context, setup: PoolSetup, devices: Devices) -> tuple[str, list[Pool]]:
+    """Why a pool of `setup` may not have the devices now, "" when it may; and the pools that need only be stopped."""
+    holders = pools_on(ctx, devices)
     for pool in holders:
         if tenant := tenant_of(ctx, pool):
-            return f"pool {pool.id} is busy with run {tenant}; starts when it ends"
+            return f"pool {pool.id} is busy with run {tenant}; starts when it ends", []
         if pool.stop_asked is not None:
-            return f"pool {pool.id} on {device.name} is stopping"
+            return f"pool {pool.id} on {', '.join(pool.setup.names)} is stopping", []
         if pool.setup.key == setup.key:
-            return ""
+            return "", []
         if pool.guests:
-            return f"pool {pool.id} on {device.name} answers a request"
-    for pool in holders:
-        stop_pool(ctx, pool)
-        return f"pool {pool.id} on {device.name} makes room for another one"
-    return f"{device.name} is in use by another process or user" if is_taken(device) else ""
+            return f"pool {pool.id} on {', '.join(pool.setup.names)} answers a request", []
+    if holders:
+        names = ", ".join(f"pool {pool.id} on {', '.join(pool.setup.names)}" for pool in holders)
+        return f"{names} makes room for another one", holders
+    taken = ", ".join(device.name for device in devices if is_taken(device))
+    return (f"{taken} is in use by another process or user" if taken else ""), []
 
 
-def pools_on(ctx: Context, device: Device) -> list[Pool]:
-    """The pools whose process holds the device."""
-    here = [pool for pool in ctx.pools.values() if pool.setup.device == device.name]
+def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
+    """The pools whose process holds one of the devices."""
+    names = {device.name for device in devices}
+    here = [pool for pool in ctx.pools.values() if names & set(pool.setup.names)]
     for pool in here:
         look_at_process(ctx, pool)
     return [pool for pool in here if pool.process.is_up or tenant_of(ctx, pool)]
@@ -115,9 +145,16 @@ def tenant_of(ctx: Context, pool: Pool) -> str | None:
 
 def starting(pool: Pool, run: str) -> str:
     """What a run waits for while it is starting; "" where that takes seconds."""
-    if pool.setup.server is None or pool.setup.server.urls or pool.status is not None:
+    setup = pool.setup
+    started = {
+        "trainer": setup.trainer if setup.ranks is not None else "",
+        "engine": setup.engine if setup.server is not None and not setup.server.urls else "",
+    }
+    if pool.status is not None or not any(started.values()):
         return ""
-    return f"pool {pool.id} starts {pool.setup.engine}: `lorad logs {run} --of engine -f` shows how far it is"
+    names = " and ".join(name for name in started.values() if name)
+    logs = " and ".join(f"`lorad logs {run} --of {of} -f`" for of, name in started.items() if name)
+    return f"pool {pool.id} starts {names}: {logs} {'show' if all(started.values()) else 'shows'} how far it is"
 
 
 def begin_attempt(ctx: Context, run: Row, pool: Pool) -> None:

@@ -21,14 +21,18 @@ from lorad.engines.registry import SERVERS
 from lorad.engines.setup import BaseFacts, server_setup
 from lorad.paths import AttemptDir
 from lorad.protocol.calls import PoolStatus
+from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.specs import Spec
+from lorad.trainers.registry import RANKED
+from lorad.trainers.setup import ranks_setup
 
 
 class PoolSetup(Struct, frozen=True, omit_defaults=True):
     """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec.
 
-    server: of an engine that is a server in a process of its own. Its `env` may hold secrets: the file is 0600.
+    server: of an engine that is a server in a process of its own; ranks: of a trainer that is made of processes. Their
+    `env` may hold secrets: the file is 0600. devices: all GPUs, `device` being the first; none: it is the only one.
     """
 
     pool: str
@@ -47,18 +51,26 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
     engine_class: str | None = None
     pythonpath: str | None = None
     server: ServerSetup | None = None
+    ranks: RanksSetup | None = None
+    devices: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the devices that it holds."""
+        return self.devices or (self.device,)
 
     @property
     def key(self) -> str:
         """Pools with equal keys are interchangeable: what a run must ask for to join. Memory is as the first asked.
 
-        It is shown and stored: of the server's environment it has a digest.
+        It is shown and stored: of the environments of server and ranks it has digests.
         """
         return json.dumps(
             [
                 *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic),
-                *((server_key(self.server),) if self.server else ()),
+                *(part_key(part) for part in (self.server, self.ranks) if part),
+                *self.devices,
             ]
         )
 
@@ -107,10 +119,10 @@ class Pool:
         return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
 
 
-def server_key(server: ServerSetup) -> str:
-    environment = json.dumps(server.env, sort_keys=True).encode()
+def part_key(part: ServerSetup | RanksSetup) -> str:
+    environment = json.dumps(part.env, sort_keys=True).encode()
     return json.dumps(
-        {**msgspec.to_builtins(server), "env": hashlib.sha256(environment).hexdigest() if server.env else ""},
+        {**msgspec.to_builtins(part), "env": hashlib.sha256(environment).hexdigest() if part.env else ""},
         sort_keys=True,
     )
 
@@ -118,22 +130,22 @@ def server_key(server: ServerSetup) -> str:
 def setup_for(
     spec: Spec,
     config: Config,
-    device: Device,
-    *,
+    *devices: Device,
     model_path: str,
     dtype: str,
     threads: int,
     facts: Mapping[str, Any] | None = None,
     cwd: str = "/",
 ) -> PoolSetup:
-    """The pool that a run needs on `device`, without an id. `dtype`: of the checkpoint.
+    """The pool that a run needs on these devices, without an id. `dtype`: of the checkpoint.
 
     facts: what the preflight found; cwd: where relative paths of the spec start; both matter to servers only. Raises
     SpecError when config.yaml lacks the backend, ValidationError when the facts are too few.
     """
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
-    on_cpu = device.name == "cpu"
+    names = tuple(device.name for device in devices)
+    on_cpu = names[0] == "cpu"
     own = {"float16": "bfloat16"}.get(dtype, dtype)
     return PoolSetup(
         pool="",
@@ -144,7 +156,8 @@ def setup_for(
         engine=spec.rollout.backend,
         mode=mode_of(spec, on_cpu),
         threads=threads,
-        device=device.name,
+        device=names[0],
+        devices=names if len(names) > 1 else (),
         deterministic=on_cpu if spec.deterministic is None else spec.deterministic,
         memory_fraction=spec.pool.memory_fraction,
         trainer_class=trainer.trainer,
@@ -153,15 +166,16 @@ def setup_for(
         server=server_setup(spec, engine, msgspec.convert(facts or {}, BaseFacts), Path(cwd))
         if spec.rollout.backend in SERVERS
         else None,
+        ranks=ranks_setup(spec, trainer) if spec.trainer.backend in RANKED else None,
     )
 
 
 def mode_of(spec: Spec, on_cpu: bool) -> str:
-    """A server of the user's stays as it is: others may use it."""
+    """A server of the user's stays as it is: others may use it. The builtin engine cannot sleep."""
     if spec.pool.mode != "auto":
         return spec.pool.mode
     if spec.rollout.backend not in SERVERS:
-        return "fused"
+        return "resident" if spec.trainer.backend in RANKED else "fused"
     return "resident" if on_cpu or spec.rollout.urls else "timesliced"
 
 

@@ -64,14 +64,15 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     setup = pool.setup
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
-    locks = [lock for device in ctx.devices if device.name == setup.device and (lock := lock_file(device))]
+    locks = [lock for device in ctx.devices if device.name in setup.names and (lock := lock_file(device))]
     argv = [*ctx.commands.pool, str(pool.root)]
     about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told()}
     ctx.processes.start(pool.attempt(number), argv, env, pool.root, locks=locks, about=about)
     pool.process, pool.status, pool.stop_asked, pool.used_at = ProcessState("starting"), None, None, time.monotonic()
     log.info("pool %s: starting, life %d", pool.id, number)
     note(ctx, pool)
-    rows.lease(ctx.store, pool.id, setup.device, "pool")
+    for name in setup.names:
+        rows.lease(ctx.store, pool.id, name, "pool")
 
 
 def look_at_process(ctx: Context, pool: Pool) -> None:

@@ -22,9 +22,12 @@ async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
 
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends.
     """
-    wanted = (spec.model.path, spec.rollout.backend)
-    warm = any(p.process.is_up and (p.setup.model, p.setup.engine) == wanted for p in ctx.pools.values())
-    question = msgspec.json.encode({"spec": spec, "cwd": cwd, "warm": warm})
+    wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
+    warm = any(
+        p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
+    )
+    where = {"device": ctx.devices[0].name, "devices": len(ctx.devices)}
+    question = msgspec.json.encode({"spec": spec, "cwd": cwd, "warm": warm, **where})
     env = {**os.environ, **ctx.commands.environment(ctx.home)}
     argv = ctx.commands.preflight
     process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env)

@@ -8,7 +8,7 @@ import time
 
 from lorad.daemon.context import Context, attempt_dir, run_dir, spec_of
 from lorad.daemon.facts import end_of, last_facts
-from lorad.daemon.pools import look_at_process
+from lorad.daemon.pools import look_at_process, stop_pool
 from lorad.daemon.processes import ProcessState, log_tail
 from lorad.daemon.prune import prune
 from lorad.states import EndReason, Move
@@ -36,9 +36,23 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
         else:
             ctx.move(name, Move.END, reason=reason, detail=detail)
             restart(ctx, run, reason)
+    if driver_lost_its_pool(run):
+        put_away(ctx, run)
     ctx.pool_gone_since.pop(name, None)
     ctx.signalled.pop(attempt_dir(run).root, None)
     prune(ctx, runs.get(ctx.store, name))
+
+
+def driver_lost_its_pool(run: Row) -> bool:
+    end = end_of(last_facts(run_dir(run).journal, run["attempt"]))
+    return end is not None and end.reason == EndReason.LOST
+
+
+def put_away(ctx: Context, run: Row) -> None:
+    """The next attempt would lose it too: a pool whose trainer or engine is gone takes seconds to end itself."""
+    pool = ctx.pools.get(run["pool"])
+    if pool is not None and pool.process.is_up:
+        stop_pool(ctx, pool)
 
 
 def verdict(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, str]:

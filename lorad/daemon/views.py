@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
-from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
+from lorad.paths import AttemptDir
 from lorad.protocol.calls import PoolStatus
+from lorad.spec_text import from_json
+from lorad.specs import Spec
 from lorad.store import runs
 from lorad.store.db import Row
 
@@ -22,6 +25,7 @@ ended_at attempt priority rates
 """
 VERSION_KEYS = "run version step sha256 path rank alpha parent created_at pinned aliases attested attestation bytes"
 WARNINGS = 20
+OWN = "trainer."  # of versions in PoolInfo
 
 
 def run_view(row: Row) -> dict[str, Any]:
@@ -38,9 +42,54 @@ def show_view(ctx: Context, row: Row) -> dict[str, Any]:
         "directory": row["directory"],
         "spec": json.loads(row["spec"]),
         "processes": processes_of(ctx, row),
-        "attempts": runs.attempts(ctx.store, row["name"]),
+        "attempts": attempts_of(ctx, row),
+        "trainable": trainable(ctx, row),
         "warnings": [json.loads(warning["data"]).get("message", "") for warning in reversed(warnings)],
     }
+
+
+def attempts_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
+    """`changed`: dotted keys whose values are others than in the attempt before; of attempts that kept their spec."""
+    found: list[dict[str, Any]] = []
+    before: dict[str, Any] | None = None
+    for attempt in runs.attempts(ctx.store, row["name"]):
+        spec = spec_at(run_dir(row).attempt(attempt["attempt"]))
+        plain = msgspec.to_builtins(spec) if spec else None
+        found.append(attempt | {"changed": differences(before, plain) if before and plain else {}})
+        before = plain
+    return found
+
+
+def spec_at(attempt: AttemptDir) -> Spec | None:
+    """What the attempt went by; None where it is not kept, or cannot be read."""
+    try:
+        return from_json(attempt.spec.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
+    """Of two plain mappings: dotted key -> the value after."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return {} if before == after else {key: after}
+    return {
+        changed: value
+        for name in after
+        for changed, value in differences(before.get(name), after[name], f"{key}.{name}" if key else name).items()
+    }
+
+
+def trainable(ctx: Context, row: Row) -> dict[str, Any] | None:
+    """Parameters of the adapter and of its base, as the newest attempt that began told them; None before that."""
+    event = ctx.store.row(
+        "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC LIMIT 1",
+        (row["name"], row["created_at"]),
+    )
+    if event is None:
+        return None
+    told = json.loads(event["data"])
+    own, base = told.get("parameters", 0), told.get("base_parameters", 0)
+    return {"parameters": own, "base": base or None, "share": own / (own + base) if base else None}
 
 
 def processes_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
@@ -82,9 +131,20 @@ def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
         "engine_tokens_per_second": status.engine_tokens_per_second if status else 0.0,
         "trainer_tokens_per_second": status.trainer_tokens_per_second if status else 0.0,
         "engine": engine_view(pool.setup.engine, status),
+        "trainer": trainer_view(pool.setup.trainer, status),
+        "devices": list(pool.setup.names),
         "memory_bytes": status.rss_bytes if status else None,
         "idle_seconds": pool.idle_seconds,
     }
+
+
+def trainer_view(name: str, status: PoolStatus | None) -> dict[str, Any]:
+    """The backend's name, the versions of what trains apart from the pool, and how it is; as `engine_view`."""
+    if status is None or status.trainer is None:
+        return {"name": name}
+    versions = status.info.versions.items()
+    software = {key.removeprefix(OWN): version for key, version in versions if key.startswith(OWN)}
+    return {"name": name, "software": software, **msgspec.to_builtins(status.trainer)}
 
 
 def engine_view(name: str, status: PoolStatus | None) -> dict[str, Any]:

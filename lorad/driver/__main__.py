@@ -18,6 +18,7 @@ from lorad.driver.driver import drive
 from lorad.driver.params import Params
 from lorad.driver.rewards import Rewarder
 from lorad.driver.session import Session, State, StopFlag, load_spec
+from lorad.driver.trainers import needs_base
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.directory import resolve
 from lorad.paths import RunDir
@@ -80,8 +81,8 @@ def open_session(
     params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
 ) -> Session | None:
     """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
-    spec, cwd = load_spec(run_dir), Path(params.cwd)
-    tokenizer = Tokenizer(resolve(spec.model.path))
+    spec, cwd = load_spec(run_dir, params), Path(params.cwd)
+    tokenizer = Tokenizer(resolve(spec.model.path, any_architecture=not needs_base(spec)))
     train_data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     eval_data = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))

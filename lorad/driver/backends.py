@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ import msgspec
 from lorad.adapters.targets import leaf
 from lorad.config import Backend, Config
 from lorad.driver.sample import sampling_of
+from lorad.driver.trainers import check_trainer_keys
 from lorad.engines import registry as engines
 from lorad.engines.install import TRIED, installed_version, is_older
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
@@ -31,26 +32,23 @@ KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 def check_backends(spec: Spec, config: Config) -> None:
     """What the spec and config.yaml tell alone. Raises SpecError.
 
-    For a backend that is neither built in nor configured, for keys and modes that are for other backends, and for more
-    ranks than devices.
+    For a backend that is neither built in nor configured, and for keys and modes that are for other backends.
     """
-    for key, name, known in (
-        ("trainer.backend", spec.trainer.backend, trainers.BACKENDS),
-        ("rollout.backend", spec.rollout.backend, engines.BACKENDS),
-    ):
-        if name not in known and name not in config.backends:
-            there = ", ".join(sorted({*known, *config.backends}))
-            raise SpecError(f"{key}: no backend {name!r}", hint=f"There is {there}; config.yaml can name others.")
+    check_name("trainer.backend", spec.trainer.backend, trainers.BACKENDS, config, "trainer")
+    check_name("rollout.backend", spec.rollout.backend, engines.BACKENDS, config, "engine")
+    check_trainer_keys(spec)
     if spec.rollout.backend in engines.SERVERS:
         check_server_keys(spec)
     else:
         check_other_keys(spec)
-    ranks = spec.trainer.tp * spec.trainer.pp * spec.trainer.dp
-    if ranks > spec.resources.devices:
-        raise SpecError(
-            f"trainer: tp x pp x dp is {ranks} but resources.devices is {spec.resources.devices}",
-            hint="Set them to 1, or ask for more devices.",
-        )
+
+
+def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: str) -> None:
+    """It is one of `known`, or config.yaml gives it a class of this kind (`trainer`, `engine`)."""
+    there = {*known, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
+    if name not in there:
+        others = f"{', '.join(sorted(there))}; config.yaml can name others, each with the class of its {kind}"
+        raise SpecError(f"{key}: no backend {name!r}", hint=f"There is {others}.")
 
 
 def check_other_keys(spec: Spec) -> None:
@@ -69,7 +67,12 @@ def check_other_keys(spec: Spec) -> None:
             f"rollout.engine_args: the builtin engine takes none, {given} would do nothing",
             hint="Leave them out, or name the rollout.backend that they are for.",
         )
-    if spec.pool.mode in ("resident", "timesliced"):
+    if spec.trainer.backend in trainers.RANKED and spec.pool.mode == "timesliced":
+        raise SpecError(
+            f"pool.mode: timesliced is for an engine that can sleep, the {backend} engine cannot",
+            hint=f"Leave it out (auto is resident), or set rollout.backend to {SERVER_NAMES}.",
+        )
+    if spec.trainer.backend not in trainers.RANKED and spec.pool.mode in ("resident", "timesliced"):
         raise SpecError(
             f"pool.mode: {spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
             hint=f"Leave it out (auto), or set rollout.backend to {SERVER_NAMES}.",
@@ -100,11 +103,6 @@ def check_server_keys(spec: Spec) -> None:
         raise SpecError(
             f"rollout.{given[0]}: keys are of servers that you run, but there is no rollout.url",
             hint="Leave it out: servers that lorad starts listen where nobody else can reach them.",
-        )
-    if rollout.tp > spec.resources.devices:
-        raise SpecError(
-            f"rollout.tp: {rollout.tp} devices for one server, but resources.devices is {spec.resources.devices}",
-            hint="Lower it, or ask for more devices.",
         )
     for url in rollout.urls:
         check_url(url, rollout.urls)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lorad.adapters.targets import match_modules
 from lorad.driver import checkpoint
@@ -12,11 +14,14 @@ from lorad.driver.evaluate import evaluate, is_due
 from lorad.driver.params import Params
 from lorad.driver.publish import publish
 from lorad.driver.session import Session, State, StopFlag
+from lorad.driver.trainers import AXES
 from lorad.errors import Conflict, PoolLost
-from lorad.models.directory import linear_shapes, read_config
+from lorad.models.facts import read_facts
 from lorad.protocol.calls import Nothing, Open, Opened, PoolInfo
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Attempt, Record, lineage, read
+from lorad.specs import Trainer
+from lorad.trainers.setup import targets_of
 
 
 def connect(params: Params, stop: StopFlag) -> Connection | None:
@@ -56,7 +61,7 @@ def begin(session: Session) -> PoolInfo:
 
 def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
     spec = session.spec
-    shapes = linear_shapes(read_config(Path(info.model_path)))
+    shapes = targets_of(spec.trainer.backend, read_facts(Path(info.model_path)).linears)
     opened: Opened = session.pool.call(
         "open",
         Open(
@@ -65,6 +70,7 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             alpha=spec.lora.alpha,
             dropout=spec.lora.dropout,
             rslora=spec.lora.rslora,
+            lora_type=spec.lora.type,
             init=spec.lora.init,
             seed=spec.seed,
             betas=spec.trainer.betas,
@@ -88,16 +94,38 @@ def _source(session: Session) -> str | None:
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
     """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
-    before = next((r.data for r in reversed(records) if r.kind == "attempt"), None)
-    if before is None:
+    attempts = [r.data for r in reversed(records) if r.kind == "attempt"]
+    if not attempts:
         return
-    if before["base_checksum"] != info.base_checksum:
+    same = is_same_base(attempts, info, sizes_of(session.spec.trainer))
+    if same is None:
+        session.warn(f"nothing tells whether the weights of {info.model} are still those of the attempts before")
+    elif not same:
         raise Conflict(
             f"the weights of {info.model} are not those that this run was trained on",
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
-    if before.get("data_sha256", "") != session.train_data.digest:
+    if attempts[0].get("data_sha256", "") != session.train_data.digest:
         session.warn(f"{session.spec.data.train} is not what it was in the attempt before: other batches will come")
+
+
+def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
+    """By the weight files, which all trainers have in common, else by the checksum of one that holds them alike.
+
+    attempts: the newest first; before they told a trainer, it was the builtin one. None: there is nothing to compare.
+    """
+    if info.model_sha256:
+        for told in (attempt.get("model_sha256") for attempt in attempts):
+            if told:
+                return bool(told == info.model_sha256)
+    for attempt in attempts:
+        if (attempt.get("trainer") or "builtin", attempt.get("sizes", {})) == (info.trainer, sizes):
+            return bool(attempt["base_checksum"] == info.base_checksum)
+    return None
+
+
+def sizes_of(trainer: Trainer) -> dict[str, int]:
+    return {axis: size for axis in AXES if (size := getattr(trainer, axis)) > 1}
 
 
 def newest_version(session: Session, records: list[Record]) -> int:
@@ -117,6 +145,11 @@ def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | N
         resumed_from=restored.state.step if restored else None,
         parameters=opened.parameters,
         data_sha256=session.train_data.digest,
+        model_sha256=info.model_sha256,
+        base_parameters=info.parameters,
+        trainer=info.trainer,
+        engine=info.engine,
+        sizes=sizes_of(session.spec.trainer),
     )
 
 

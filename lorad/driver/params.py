@@ -12,7 +12,8 @@ class Params(Struct, frozen=True):
     """One attempt. `resume_step`: of the checkpoint to go on from; None: the newest whole one, or a fresh start.
 
     `steps` is the total; `pool_timeout` how long (seconds) to wait for the pool's first answer; `first_version` a
-    number that no version of this name ever had, not even of a run that was removed.
+    number that no version of this name ever had, not even of a run that was removed. `spec`: the file of the attempt's
+    resolved spec; None: the run's.
     """
 
     run: str
@@ -25,6 +26,7 @@ class Params(Struct, frozen=True):
     cwd: str
     pool_timeout: float = 300.0
     first_version: int = 0
+    spec: str | None = None
 
 
 def read(attempt_dir: Path) -> Params:

@@ -24,17 +24,28 @@ from lorad.config import load as load_config
 from lorad.driver.backends import check_backends, check_server
 from lorad.driver.memory import available_memory
 from lorad.driver.rewards import Rewarder
+from lorad.driver.trainers import (
+    check_devices,
+    check_experts,
+    check_fused,
+    check_shared,
+    check_sizes,
+    check_trainer,
+    needs_base,
+)
 from lorad.engines.registry import SERVERS
 from lorad.engines.setup import BaseFacts
 from lorad.errors import AdapterRefused, SpecError, to_wire
-from lorad.models.config import ModelConfig
-from lorad.models.directory import linear_shapes, memory_estimate, read_config, resolve, weight_files
+from lorad.models.directory import read_config, resolve, weight_files
+from lorad.models.facts import ModelFacts, read_facts
 from lorad.paths import Home, default_home
 from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert
 from lorad.text import size as in_units
+from lorad.trainers.registry import RANKED
+from lorad.trainers.setup import targets_of
 
 Shapes = dict[str, tuple[int, int]]
 SLOT_COPIES = 8  # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
@@ -45,13 +56,14 @@ SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 class Request(Struct, frozen=True):
     """`cwd`: where relative paths of the spec start. `device`: cpu or cuda:<n>.
 
-    `available`: bytes free on the device, None: looked up, for the CPU. `warm`: a pool has the base loaded already, so
-    that its memory is not asked for again.
+    `devices`: how many GPUs there are. `available`: bytes free on the device, None: looked up, for the CPU. `warm`: a
+    pool has the base loaded already, so that its memory is not asked for again.
     """
 
     spec: dict[str, Any]
     cwd: str
     device: str = "cpu"
+    devices: int = 1
     available: int | None = None
     warm: bool = False
 
@@ -84,33 +96,39 @@ def preflight(
     cwd: Path,
     home: Home | None = None,
     device: str = "cpu",
+    devices: int = 1,
     available: int | None = None,
     warm: bool = False,
 ) -> Preflight:
     """Check `spec` against the disk and the machine; the arguments are those of `Request`. Raises SpecError."""
     box = load_config((home or Home(default_home())).config)
     check_backends(spec, box)
-    directory = model_directory(spec.model.path, cwd)
-    config = read_config(directory)
-    check_weights(directory)
-    shapes = linear_shapes(config)
+    check_devices(spec, device, devices)
+    told = check_trainer(spec, box, device)
+    directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
+    model = model_facts(spec, directory)
+    told += check_experts(spec, model)
+    check_sizes(spec, model)
+    shapes = targets_of(spec.trainer.backend, model.linears)
     adapter = adapter_config(spec, shapes)
+    check_fused(spec, adapter)
     check_adapter(spec, adapter, shapes, cwd)
-    check_length(spec, config)
+    check_length(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
-    needed = base_memory(spec, directory, device, warm) + size * 4 * SLOT_COPIES
+    needed = 0 if warm else base_memory(spec, model, device)
+    needed += size * 4 * SLOT_COPIES
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
     data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     check_reward(spec, data, cwd)
-    base = BaseFacts(list(adapter.modules), sorted({leaf(name) for name in shapes}), config.max_position_embeddings)
-    told = check_server(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
+    base = BaseFacts(list(adapter.modules), sorted({leaf(name) for name in model.linears}), model.max_positions)
+    told += check_server(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
     return Preflight(
         model_path=str(directory),
-        model_dtype=config.dtype,
-        parameters=config.num_parameters,
+        model_dtype=model.dtype,
+        parameters=model.parameters,
         max_positions=base.max_positions,
         linears=base.linears,
         modules=base.modules,
@@ -124,10 +142,19 @@ def preflight(
     )
 
 
-def model_directory(path: str, cwd: Path) -> Path:
+def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
     """As `resolve`, with relative paths from `cwd`."""
     local = cwd / Path(path).expanduser()
-    return resolve(str(local) if local.is_dir() and not path.startswith("builtin:") else path)
+    found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
+    return resolve(found, any_architecture=any_architecture)
+
+
+def model_facts(spec: Spec, directory: Path) -> ModelFacts:
+    """Every weight file is as long as its header says; tensors are checked when they are loaded. Raises SpecError."""
+    if needs_base(spec):
+        read_config(directory)
+    check_weights(directory)
+    return read_facts(directory)
 
 
 def adapter_config(spec: Spec, shapes: Shapes) -> AdapterConfig:
@@ -156,13 +183,14 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path) 
             f"{differing[0]}",
             hint=_SAME,
         )
+    check_shared(spec, found)
 
 
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
 
 
-def check_length(spec: Spec, config: ModelConfig) -> None:
-    wanted, there = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens, config.max_position_embeddings
+def check_length(spec: Spec, there: int) -> None:
+    wanted = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     if wanted > there:
         raise SpecError(
             f"data.max_prompt_tokens: {spec.data.max_prompt_tokens} with rollout.max_new_tokens "
@@ -181,11 +209,18 @@ def check_weights(directory: Path) -> None:
             raise SpecError(f"model.path: {path} is damaged: {error}", hint="Download or copy it again.") from None
 
 
-def base_memory(spec: Spec, directory: Path, device: str, warm: bool) -> int:
-    """Bytes of the base that are still to be loaded; `auto` is float32 on the CPU. Each server loads one of its own."""
-    servers = spec.rollout.servers if spec.rollout.backend in SERVERS and not spec.rollout.urls else 0
+def base_memory(spec: Spec, model: ModelFacts, device: str) -> int:
+    """Bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, and each server's own.
+
+    FSDP cuts one over all ranks, Megatron has one for each data-parallel copy.
+    """
+    trainer, rollout = spec.trainer, spec.rollout
+    trained = trainer.dp if trainer.backend == "megatron" else 1
+    sampled = 0 if rollout.urls else rollout.servers
+    if rollout.backend not in SERVERS:  # a base in the pool's process, which a trainer there shares
+        sampled = int(trainer.backend in RANKED)
     dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
-    return 0 if warm else memory_estimate(directory, dtype) * (1 + servers)
+    return model.bytes(dtype) * (trained + sampled)
 
 
 def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:
@@ -243,6 +278,7 @@ def main() -> int:
                 convert(request.spec),
                 cwd=Path(request.cwd),
                 device=request.device,
+                devices=request.devices,
                 available=request.available,
                 warm=request.warm,
             )

@@ -11,6 +11,7 @@ import numpy as np
 
 from lorad.driver.session import Rollout, Session, Weighed
 from lorad.driver.train import Trained
+from lorad.protocol.calls import Stepped
 from lorad.protocol.journal import StepFact
 
 
@@ -63,7 +64,22 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
         "tokens_per_second": rollout.tokens / max(seconds.get("sample", 0.0), 1e-9),
         "seconds": seconds["total"],
     }
-    return values | {f"seconds_{verb}": value for verb, value in seconds.items() if verb != "total"}
+    return values | trainer_metrics(trained.steps) | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
+
+
+def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
+    """What is known of it. Memory in bytes, on all of the trainer's devices; rates over the time that it computed."""
+    found: dict[str, float] = {}
+    seconds = sum(step.seconds for step in steps)
+    if seconds:
+        found["trainer_tokens_per_second"] = sum(step.tokens for step in steps) / seconds
+    if (memory := steps[-1].memory) is not None:
+        found["trainer_memory"] = float(memory)
+    if peaks := [step.memory_peak for step in steps if step.memory_peak is not None]:
+        found["trainer_memory_peak"] = float(max(peaks))
+    if measured := [(step.mfu, step.seconds) for step in steps if step.mfu is not None]:
+        found["mfu"] = sum(mfu * time for mfu, time in measured) / sum(time for _, time in measured)
+    return found
 
 
 def write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighed) -> tuple[str, str]:

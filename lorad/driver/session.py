@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
+from lorad.spec_text import from_json
 from lorad.specs import Spec
 
 
@@ -127,5 +128,7 @@ class Weighed:
     flat: np.ndarray
 
 
-def load_spec(run_dir: RunDir) -> Spec:
-    return msgspec.json.decode(run_dir.spec.read_bytes(), type=Spec)
+def load_spec(run_dir: RunDir, params: Params) -> Spec:
+    """Of the attempt: a resume may have changed what does not define the adapter."""
+    path = Path(params.spec) if params.spec else run_dir.spec
+    return from_json(path.read_bytes())

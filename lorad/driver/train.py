@@ -9,19 +9,23 @@ import numpy as np
 from lorad.driver.session import Rollout, Sample, Session, Weighed
 from lorad.errors import LoradError
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Logprobs, OptimStep
+from lorad.protocol.calls import ForwardBackward, Logprobs, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What the updates of one step did. `sampler`: statistics of the first pass, before any update."""
+    """What the updates of one step did. steps: what the pool told of each. first: statistics before any update."""
 
     first: LossStats
     total: LossStats
     grad_norm: float
     lr: float
-    updates: int
+    steps: list[Stepped]
+
+    @property
+    def updates(self) -> int:
+        return len(self.steps)
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,14 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
     algorithm, rate = session.spec.algorithm, lr(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, weighed)
-        first, total, norm, updates = LossStats(), LossStats(), 0.0, 0
+        first, total, steps = LossStats(), LossStats(), list[Stepped]()
         for epoch in range(algorithm.epochs):
             for minibatch in minibatches:
                 stats = LossStats() if minibatch is None else _update(session, minibatch)
-                norm += _step(session, rate)  # also without a gradient: Adam's moments and weight decay go on
-                updates += 1
+                steps.append(_step(session, rate))  # also without a gradient: Adam's moments and weight decay go on
                 total += stats
                 first += stats if epoch == 0 else LossStats()
-    return Trained(first, total, norm / updates, rate, updates)
+    return Trained(first, total, sum(step.grad_norm for step in steps) / len(steps), rate, steps)
 
 
 def lr(session: Session) -> float:
@@ -77,14 +80,14 @@ def _update(session: Session, m: MiniBatch) -> LossStats:
     return stats
 
 
-def _step(session: Session, rate: float) -> float:
-    result = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
+def _step(session: Session, rate: float) -> Stepped:
+    result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
     if not result.applied:
         raise LoradError(
             f"the gradient of step {session.state.step + 1} is not finite; the step was not applied",
             hint=f"Resume from a checkpoint with a smaller trainer.lr: `lorad checkpoints {session.params.run}`.",
         )
-    return float(result.grad_norm)
+    return result
 
 
 def _minibatches(session: Session, rollout: Rollout, weighed: Weighed) -> list[MiniBatch | None]:

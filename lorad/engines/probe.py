@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.children.findings import Finding, installation
 from lorad.config import Backend, load
-from lorad.engines.checks import Finding, installation, interpreter, memory_filesystem
-from lorad.engines.install import DISTRIBUTIONS
+from lorad.engines.checks import WANTED, interpreter, memory_filesystem
+from lorad.engines.install import DISTRIBUTIONS, install_hint
 from lorad.errors import LoradError
 from lorad.paths import Home, default_home
 
@@ -49,10 +50,10 @@ async def findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
         return
     first = interpreter(kind, backend)
     yield first
-    if backend is None or not first.ok:
+    if backend is None or backend.python is None or not first.ok:
         return
     device, sound = "cpu", True
-    for finding in installation(kind, backend):
+    for finding in installation(backend.python, backend.env, WANTED[kind], install_hint(kind)):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding

@@ -11,9 +11,9 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import leaf
+from lorad.children.findings import Finding
 from lorad.config import Backend
 from lorad.engines.base import BASE, AdapterSource, Engine
-from lorad.engines.checks import Finding
 from lorad.engines.registry import engine_class
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.engine import RemoteEngine

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lorad.adapters.targets import HEAD
 from lorad.errors import SpecError
 from lorad.models.config import GROUPS, ModelConfig, parse_config
 
@@ -20,12 +21,12 @@ _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other forms of the same weights
 _ANSWER_WITHIN = 10  # seconds
 
 
-def resolve(path: str) -> Path:
+def resolve(path: str, *, any_architecture: bool = False) -> Path:
     """`builtin:tiny`, a local Hugging Face directory, or a hub id -> the directory that holds it.
 
     A hub id is `org/name` or `org/name@revision` (a branch, tag or commit). Its snapshot is taken from the hub cache as
     it is there, without asking the network: a base does not change under a run because a branch moved. What is not in
-    the cache is downloaded, the weights last.
+    the cache is downloaded, the weights last. any_architecture: also what the builtin backend does not compute.
 
     Raises: SpecError when there is none, or when a hub id can be neither found in the cache nor downloaded.
     """
@@ -39,7 +40,7 @@ def resolve(path: str) -> Path:
     if not _HUB_ID.fullmatch(path) or local.exists():
         raise SpecError(f"model.path: {path} is not a directory", hint="give a Hugging Face model directory")
     name, _, revision = path.partition("@")
-    return _cached(name, revision or None) or _download(path, name, revision or None)
+    return _cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
@@ -57,13 +58,15 @@ def _cached(name: str, revision: str | None) -> Path | None:
     return directory if (directory / "tokenizer.json").is_file() else None
 
 
-def _download(path: str, name: str, revision: str | None) -> Path:
-    """What the forward does not compute is refused before its weights are fetched."""
+def _download(path: str, name: str, revision: str | None, any_architecture: bool) -> Path:
+    """What the builtin backend does not compute is refused before its weights are fetched."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
         HfApi().model_info(name, revision=revision, timeout=_ANSWER_WITHIN)  # the others retry, or wait without end
-        parse_config(_read_json(Path(hf_hub_download(name, "config.json", revision=revision))), f"{path}/config.json")
+        config = read_json(Path(hf_hub_download(name, "config.json", revision=revision)))
+        if not any_architecture:
+            parse_config(config, f"{path}/config.json")
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES)
         )
@@ -84,7 +87,7 @@ def read_config(directory: Path) -> ModelConfig:
     Raises: SpecError that names the missing or unsupported part.
     """
     path = directory / "config.json"
-    config = parse_config(_read_json(path), str(path))
+    config = parse_config(read_json(path), str(path))
     weight_files(directory)
     return config
 
@@ -96,7 +99,7 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / INDEX
     sharded = index.exists() and not (directory / SINGLE).exists()
-    names = sorted(set(_read_json(index).get("weight_map", {}).values())) if sharded else [SINGLE]
+    names = sorted(set(read_json(index).get("weight_map", {}).values())) if sharded else [SINGLE]
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
         raise SpecError(
@@ -106,7 +109,8 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model. Raises SpecError."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -137,13 +141,4 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         for layer in range(config.num_hidden_layers)
         for module in modules
     }
-    return shapes if config.tie_word_embeddings else shapes | {"lm_head": (config.vocab_size, hidden)}
-
-
-def memory_estimate(directory: Path, dtype: str = "auto") -> int:
-    """Bytes of the base weights once loaded; `auto` is the checkpoint's own dtype."""
-    config = read_config(directory)
-    name = config.dtype if dtype == "auto" else dtype
-    if name not in BYTES:
-        raise SpecError(f"{directory}: dtype {name} is not supported", hint=f"use one of {', '.join(BYTES)}")
-    return config.num_parameters * BYTES[name]
+    return shapes if config.tie_word_embeddings else shapes | {HEAD: (config.vocab_size, hidden)}

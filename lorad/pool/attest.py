@@ -17,6 +17,7 @@ from lorad.engines.base import BASE, Engine, Scorer
 from lorad.errors import AttestationFailed, NotFound
 from lorad.pool.canaries import Canaries, measure_canaries, sample_canaries
 from lorad.pool.judge import BFLOAT16, FLOAT32, Reference, judge, judge_again, worst
+from lorad.pool.phases import Phases
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
 from lorad.trainers.base import Policy, Trainer
 
@@ -26,10 +27,14 @@ UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engi
 
 
 class Attester:
-    """Attests on one engine and trainer; canaries are made once for each (count, tokens)."""
+    """Attests on one engine and trainer; canaries are made once for each (count, tokens).
 
-    def __init__(self, engine: Engine, trainer: Trainer, vocab_size: int) -> None:
-        self._engine, self._trainer, self._vocab_size = engine, trainer, vocab_size
+    What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it says nothing
+    else.
+    """
+
+    def __init__(self, engine: Engine, trainer: Trainer, vocab_size: int, phases: Phases) -> None:
+        self._engine, self._trainer, self._vocab_size, self._phases = engine, trainer, vocab_size, phases
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
         self._canaries: dict[tuple[int, int], Canaries] = {}
@@ -40,27 +45,36 @@ class Attester:
     def has_canaries(self, count: int, tokens: int) -> bool:
         return (count, tokens) in self._canaries
 
-    async def canaries(self, count: int, tokens: int) -> Canaries:
-        """Raises AttestationFailed when engine and trainer do not hold the same base."""
+    async def canaries(self, count: int, tokens: int, run: str = "") -> Canaries:
+        """Raises AttestationFailed when engine and trainer do not hold the same base.
+
+        The engine says last what it makes of them, so that from then on whatever returns is compared with that.
+        """
         async with self._sampling:
             if not self.has_canaries(count, tokens):
-                batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
-                async with self._engine.settled():
-                    self._canaries[count, tokens] = await measure_canaries(self._engine, self._trainer, batch)
+                async with self._phases.serving(run):
+                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
+                async with self._phases.with_base(run):
+                    trainer = await self._trainer.logprobs(Policy(), batch)
+                async with self._phases.serving(run), self._engine.settled():
+                    self._canaries[count, tokens] = await measure_canaries(self._engine, trainer, batch)
         return self._canaries[count, tokens]
 
     async def any_canaries(self) -> Canaries:
         """As `canaries`, of whatever size: those that there are, if there are any."""
         return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
+    async def of_slot(self, slot: str, canaries: Canaries) -> np.ndarray:
+        """What the trainer makes of the canaries, float64 [T]. Inside `Phases.with_base`."""
+        return (await self._trainer.logprobs(Policy(slot), canaries.batch)).astype(np.float64)
+
     async def attest(
-        self, name: str, digest: str, slot: str, canaries: Canaries, previous: np.ndarray | None
+        self, name: str, digest: str, trainer: np.ndarray, canaries: Canaries, previous: np.ndarray | None
     ) -> tuple[Attestation, np.ndarray]:
-        """Whether `name` is what `slot` holds now, and its dt. previous: dt(v-1); None: that was the base.
+        """Whether `name` is what the slot holds, and its dt. trainer: see `of_slot`. previous: dt(v-1); None: the base.
 
         To be called inside the same `Engine.settled` as the load.
         """
-        trainer = (await self._trainer.logprobs(Policy(slot), canaries.batch)).astype(np.float64)
         change = trainer - canaries.trainer
         if (missing := await self.delivery(name, digest)) is not None:
             return missing, change

@@ -13,7 +13,6 @@ from msgspec import Struct
 from lorad.engines.base import BASE, Engine
 from lorad.errors import AttestationFailed
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
-from lorad.trainers.base import Policy, Trainer
 
 PROMPT_TOKENS = 8
 CANDIDATES = 4  # sampled for each canary that is wanted
@@ -37,13 +36,13 @@ class Canaries(Struct, frozen=True):
         return int(self.batch.completions.size)
 
 
-async def measure_canaries(engine: Engine, trainer: Trainer, batch: Batch) -> Canaries:
-    """sigma is that of the server which is farthest from the trainer.
+async def measure_canaries(engine: Engine, trainer: np.ndarray, batch: Batch) -> Canaries:
+    """trainer: its log-probabilities under the base. sigma is that of the server which is farthest from them.
 
     Raises AttestationFailed when engine and trainer disagree about the base by more than arithmetic explains.
     """
     by_server = [scores.astype(np.float64) for scores in await engine.scores(BASE, batch)]
-    trainer_base = (await trainer.logprobs(Policy(), batch)).astype(np.float64)
+    trainer_base = trainer.astype(np.float64)
     sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
     sigma = float(np.max(sigmas))  # NaN among them is NaN
     limit = MOST_NOISE[engine.capabilities().dtype]

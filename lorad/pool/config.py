@@ -9,20 +9,22 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lorad.errors import SpecError
+from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
 
 FILE = "pool.json"
 
 
 class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One base model on one device, with a trainer and an engine.
+    """One base model, with a trainer and an engine.
 
     model: as in the spec; model_path: the directory that it resolved to. dtype `auto` is the checkpoint's own on a GPU
     and float32 on the CPU. deterministic: samples of one call share a batch with no other call's. trainer_class and
     engine_class: `module:Class` that replaces what the name means; pythonpath: where such modules are found, separated
     as in PYTHONPATH. mode: where engine and trainer are: `fused` in one process with one base; `resident` side by side,
     each with its own; `timesliced` the same, but the engine sleeps while the trainer trains. server: of an engine that
-    is a process of its own.
+    is a process of its own; ranks: of a trainer that is made of such. devices: of all GPUs, `device` being the first;
+    none: there is no other.
     """
 
     pool: str
@@ -36,8 +38,10 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine_class: str | None = None
     mode: Literal["fused", "resident", "timesliced"] = "fused"
     server: ServerSetup | None = None
+    ranks: RanksSetup | None = None
     threads: Annotated[int, Meta(gt=0)] = 1
     device: str = "cpu"
+    devices: tuple[str, ...] = ()
     deterministic: bool = True
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     pythonpath: str | None = None

@@ -1,4 +1,4 @@
-"""From a configuration to a pool that answers: one base, one compute thread, a trainer and an engine on it."""
+"""From a configuration to a pool that answers: a trainer and an engine, watched while they serve."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+
+import torch
 
 import lorad
 from lorad.engines.base import Engine
 from lorad.errors import PoolLost
-from lorad.models.base import Base
 from lorad.models.compute import Compute
+from lorad.models.facts import ModelFacts, read_facts, weights_sha256
 from lorad.pool.config import PoolConfig
 from lorad.pool.listener import listen, remove
 from lorad.pool.service import Service
-from lorad.pool.start import started
+from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
+from lorad.pool.work import Rate, peak_of
 from lorad.protocol.calls import PoolInfo
-from lorad.trainers.base import Trainer
-from lorad.trainers.registry import trainer_class
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0  # between two looks at the engine
+LOOK_SECONDS = 5.0  # between two looks at engine and trainer
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
 async def run(config: PoolConfig, root: Path) -> None:
     """Serve until SIGTERM, SIGINT or a shutdown call. root: the pool's directory.
 
-    Raises SpecError when the model or a backend is not usable, PoolLost when a server does not start.
+    Raises SpecError when the model or a backend is not usable, PoolLost when a process of theirs does not start, or
+    engine or trainer will never serve again.
     """
     async with opened(config, root) as pool:
         loop = asyncio.get_running_loop()
@@ -46,7 +47,7 @@ async def run(config: PoolConfig, root: Path) -> None:
         path = Path(config.socket)
         with contextlib.closing(listen(path)) as listener:
             log.info("pool %s serves %s on %s", config.pool, config.model, config.socket)
-            watch = asyncio.create_task(watch_engine(pool))
+            watch = asyncio.create_task(watch_both(pool))
             try:
                 await Service(pool, listener).serve()
             finally:
@@ -57,12 +58,20 @@ async def run(config: PoolConfig, root: Path) -> None:
         raise watch.result()
 
 
-async def watch_engine(pool: Pool) -> PoolLost:
-    """Stop the pool when its engine will never serve again: the next life of the pool begins with another one."""
-    while (health := await pool.engine.health()).alive:  # noqa: ASYNC110 (health is polled)
+async def watch_both(pool: Pool) -> PoolLost:
+    """Stop the pool when its engine or trainer will never serve again: the next life of the pool begins with others."""
+    while not (lost := await what_is_lost(pool)):  # noqa: ASYNC110 (health is polled)
         await asyncio.sleep(LOOK_SECONDS)
     pool.stopping.set()
-    return PoolLost(f"the engine serves nobody any more: {health.detail}", hint="Resume the runs; a new pool starts.")
+    return PoolLost(lost, hint="Resume the runs; a new pool starts.")
+
+
+async def what_is_lost(pool: Pool) -> str:
+    """In words; "" while both are alive."""
+    engine, trainer = await pool.engine.health(), await pool.work.health()
+    if not engine.alive:
+        return f"the engine serves nobody any more: {engine.detail}"
+    return "" if trainer.alive else f"the trainer works for nobody any more: {trainer.detail}"
 
 
 @asynccontextmanager
@@ -70,33 +79,57 @@ async def opened(config: PoolConfig, root: Path) -> AsyncIterator[Pool]:
     """The pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()
     try:
-        trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
-        async with started(config, compute, root) as (base, engine):
-            trainer: Trainer = trainer_type(base, compute, config.model)
-            info = await _info(config, trainer, engine, base)
-            pool = Pool(info, trainer, engine, base.config.vocab_size)
-            try:
-                yield pool
-            finally:
-                await pool.close()
+        digest = asyncio.create_task(asyncio.to_thread(weights_sha256, Path(config.model_path)))
+        try:
+            async with started(config, compute, root) as (training, engine):
+                facts = read_facts(Path(config.model_path))
+                info = _info(config, training, engine, facts, await digest)
+                rate = _rate(config, info.dtype, facts)
+                pool = Pool(info, training.trainer, engine, lodger=training.lodger, rate=rate)
+                try:
+                    yield pool
+                finally:
+                    await pool.close()
+        finally:
+            await asyncio.gather(digest, return_exceptions=True)
     finally:
         compute.close()
 
 
-async def _info(config: PoolConfig, trainer: Trainer, engine: Engine, base: Base) -> PoolInfo:
-    versions = {name: importlib.metadata.version(name) for name in SOFTWARE}
+def _info(config: PoolConfig, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str) -> PoolInfo:
+    """Versions of what a trainer apart is made of are under `trainer.`: this process may have others of that name."""
+    trainer = training.trainer.capabilities()
+    here = {name: importlib.metadata.version(name) for name in SOFTWARE}
+    there = {f"trainer.{name}": version for name, version in training.trainer.software().items()}
     return PoolInfo(
         pool=config.pool,
         pid=os.getpid(),
         model=config.model,
         model_path=config.model_path,
-        base_checksum=await trainer.base_checksum(),
+        base_checksum=training.checksum,
         trainer=config.trainer,
         engine=config.engine,
         mode=config.mode,
         device=config.device,
-        dtype=str(base.dtype).removeprefix("torch."),
+        dtype=trainer.dtype,
         threads=config.threads,
-        max_tokens=min(trainer.capabilities().max_tokens, engine.capabilities().max_tokens),
-        versions={"lorad": lorad.__version__, "python": platform.python_version(), **versions, **engine.software()},
+        max_tokens=min(trainer.max_tokens, engine.capabilities().max_tokens),
+        versions={
+            "lorad": lorad.__version__,
+            "python": platform.python_version(),
+            **here,
+            **there,
+            **engine.software(),
+        },
+        model_sha256=model_sha256,
+        parameters=facts.parameters,
     )
+
+
+def _rate(config: PoolConfig, dtype: str, facts: ModelFacts) -> Rate | None:
+    """None on a CPU, in another dtype than the table is of, and for a GPU that is not in it."""
+    if config.device == "cpu" or dtype != "bfloat16":
+        return None
+    ranks = config.ranks.ranks if config.ranks is not None else 1
+    peak = peak_of(torch.cuda.get_device_name(torch.device(config.device)))
+    return None if peak is None else Rate(facts.active, ranks * peak)

@@ -1,8 +1,11 @@
-"""Who has the device in a pool whose engine sleeps while the trainer trains: mode `timesliced`.
+"""Who has the devices in a pool whose engine sleeps while the trainer trains: mode `timesliced`.
 
 Work is *serving* or *training*; of one kind there may be as much at once as there is, of both never. The engine sleeps
 or wakes only when the other kind is asked for and the present one has ended. Who serves waits behind a trainer that
 waits, so that streams end; who trains does not wait behind streams, since a run trains only on what it has sampled.
+
+A trainer that can give its base back does so before the engine wakes, and has it again once the engine sleeps: the
+trainer's base and the engine's cache are never there at once.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from lorad.engines.base import Engine
 from lorad.errors import Conflict
+from lorad.trainers.base import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +41,13 @@ class Waiter:
 class Phases:
     """All methods belong to the pool's asyncio loop. Nothing here is entered from inside itself.
 
-    is_timesliced: False when both kinds may go on at once; then nobody ever waits here.
+    is_timesliced: False when both kinds may go on at once; then nobody ever waits here. lodger: a trainer whose base is
+    moved away while the engine is awake, and so is away now; None: the trainer's stays where it is.
     """
 
-    def __init__(self, engine: Engine, *, is_timesliced: bool) -> None:
-        self._engine, self._is_timesliced = engine, is_timesliced
+    def __init__(self, engine: Engine, *, is_timesliced: bool, lodger: Trainer | None = None) -> None:
+        self._engine, self._is_timesliced, self._lodger = engine, is_timesliced, lodger
+        self._is_away = lodger is not None
         self._kind: Kind | None = "serving"  # None: a change failed, so that the engine is neither here nor there
         self._inside = 0
         self._waiting: dict[Kind, list[Waiter]] = {"training": [], "serving": []}
@@ -55,6 +61,15 @@ class Phases:
     def serving(self, run: str = "") -> AbstractAsyncContextManager[None]:
         """Around what needs the engine awake. Raises Conflict, and what the engine raised when it woke."""
         return self._phase("serving", run)
+
+    def with_base(self, run: str) -> AbstractAsyncContextManager[None]:
+        """Around what computes with the trainer's base and is no training: it waits only where the base may be away."""
+        return self.training(run) if self._lodger is not None else nullcontext()
+
+    @property
+    def is_base_away(self) -> bool:
+        """The trainer's base is in host memory."""
+        return self._is_away
 
     def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """`chunks` of the engine, served; a reader that stops reading keeps no trainer waiting."""
@@ -162,7 +177,7 @@ class Phases:
         started = time.monotonic()
         self._kind, error = None, None
         try:
-            await (self._engine.sleep() if kind == "training" else self._engine.wake())
+            await (self._to_training() if kind == "training" else self._to_serving())
             self._kind = kind
             log.info("%s after a change of %.2f s", kind, time.monotonic() - started)
         except Exception as raised:
@@ -174,6 +189,18 @@ class Phases:
         else:
             self._let_in(kind)
         self._advance()
+
+    async def _to_training(self) -> None:
+        await self._engine.sleep()
+        if self._lodger is not None and self._is_away:
+            await self._lodger.onload()
+            self._is_away = False
+
+    async def _to_serving(self) -> None:
+        if self._lodger is not None and not self._is_away:
+            await self._lodger.offload()
+            self._is_away = True
+        await self._engine.wake()
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
         waiting, self._waiting[kind] = self._waiting[kind], []

@@ -1,10 +1,11 @@
-"""The base on the pool's compute thread, and the engine: on the same base, or servers with a copy of it."""
+"""The pool's two sides: a trainer and an engine, on one base in this process, or apart, each with its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,120 +17,171 @@ from lorad.engines.remote.settings import settings_of
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
-from lorad.models.directory import linear_shapes, read_config
+from lorad.models.facts import ModelFacts, read_facts
 from lorad.models.loading import load_base
 from lorad.pool.config import PoolConfig, log_directory
+from lorad.pool.share import dtype_of, engine_cache, server_share
+from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
+from lorad.trainers.base import Trainer
+from lorad.trainers.ranks.remote import RanksSettings
+from lorad.trainers.registry import trainer_class
 
-CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
-TRAINER_SHARE = 1.2  # what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
-LEAST_FRACTION = 0.1  # of a device: less is no room for any server
+
+@dataclass(frozen=True)
+class Training:
+    """A trainer that is there. checksum: of its base. lodger: see `lorad/pool/phases.py`."""
+
+    trainer: Trainer
+    checksum: str
+    lodger: Trainer | None = None
 
 
 @asynccontextmanager
-async def started(config: PoolConfig, compute: Compute, root: Path) -> AsyncIterator[tuple[Base, Engine]]:
-    """The engine takes requests, and is closed at the end. root: the pool's directory.
+async def started(config: PoolConfig, compute: Compute, root: Path) -> AsyncIterator[tuple[Training, Engine]]:
+    """Trainer and engine take requests, and are ended at the end. root: the pool's directory.
 
-    Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a server fails.
+    Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a process of
+    theirs fails; then, and when it is cancelled, nothing of them is left.
     """
-    base, engine = await _base_and_engine(config, compute, root)
+    training, engine = await _Start(config, compute, root).both()
     try:
         _check_mode(config, engine)
-        yield base, engine
+        yield training, engine
     finally:
-        await engine.close()
+        try:
+            await engine.close()
+        finally:
+            await training.trainer.shut_down()
 
 
-async def _base_and_engine(config: PoolConfig, compute: Compute, root: Path) -> tuple[Base, Engine]:
-    engine_type: Any = engine_class(config.engine, config.engine_class)
-    if config.server is None:
-        base = await compute.run(_load, config)
-        sizes = {"cache_bytes": _cache_bytes(config, base), "mix_calls": not config.deterministic}
-        return base, engine_type(base, compute, Path(config.model_path), **sizes)
-    if config.device != "cpu":  # servers take their share of what is free, so this has to be there first
-        base = await compute.run(_load, config)
-        return base, await _servers(engine_type, config, config.server, root, base.nbytes())
-    servers = asyncio.create_task(_servers(engine_type, config, config.server, root, 0))
+class _Start:
+    def __init__(self, config: PoolConfig, compute: Compute, root: Path) -> None:
+        self.config, self.compute, self.root = config, compute, root
+        self.facts: ModelFacts = read_facts(Path(config.model_path))
+        self.trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
+        self.engine_type: Any = engine_class(config.engine, config.engine_class)
+
+    async def both(self) -> tuple[Training, Engine]:
+        """Side by side on a CPU. An engine on a GPU takes its share of what is free, so the trainer comes first."""
+        config = self.config
+        if config.ranks is None and config.server is None:
+            base = await self.compute.run(_load, config, self.facts)
+            engine = self._engine_on(base, own=False)
+            return await self._training_on(base), engine
+        if config.device == "cpu":
+            return await _side_by_side(self._training(), self._engine())
+        training = await self._training()
+        try:
+            return training, await self._engine()
+        except BaseException:
+            await training.trainer.shut_down()
+            raise
+
+    async def _training(self) -> Training:
+        if self.config.ranks is None:
+            return await self._training_on(await self.compute.run(_load, self.config, self.facts))
+        trainer = await self._ranks(self.config.ranks)
+        try:
+            checksum = await trainer.base_checksum()
+            is_lodger = self.config.mode == "timesliced" and trainer.capabilities().offload
+            if is_lodger:
+                await trainer.offload()
+            return Training(trainer, checksum, trainer if is_lodger else None)
+        except BaseException:
+            await trainer.shut_down()
+            raise
+
+    async def _training_on(self, base: Base) -> Training:
+        trainer: Trainer = self.trainer_type(base, self.compute, self.config.model)
+        return Training(trainer, await trainer.base_checksum())
+
+    async def _ranks(self, setup: RanksSetup) -> Trainer:
+        config = self.config
+        gpus = (config.devices or (config.device,))[: setup.ranks]
+        settings = RanksSettings(
+            backend=config.trainer,
+            model=Path(config.model_path),
+            name=config.model,
+            dtype=dtype_of(config, self.facts),
+            devices=("cpu",) if config.device == "cpu" else gpus,
+            threads=max(1, config.threads // setup.ranks),
+        )
+        logs = log_directory(self.root)
+        trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs)
+        return trainer
+
+    async def _engine(self) -> Engine:
+        if self.config.server is not None:
+            return await self._servers(self.config.server)
+        return self._engine_on(await self.compute.run(_load, self.config, self.facts), own=True)
+
+    def _engine_on(self, base: Base, *, own: bool) -> Engine:
+        """own: the trainer has a base of its own beside this one."""
+        cache = engine_cache(self.config, self.facts, base, own=own)
+        engine: Engine = self.engine_type(
+            base,
+            self.compute,
+            Path(self.config.model_path),
+            cache_bytes=cache,
+            mix_calls=not self.config.deterministic,
+        )
+        return engine
+
+    async def _servers(self, setup: ServerSetup) -> Engine:
+        config = self.config
+        settings = settings_of(
+            setup,
+            model=Path(config.model_path),
+            dtype=dtype_of(config, self.facts),
+            device=config.device,
+            devices=max(1, len(config.devices)),
+            threads=config.threads,
+            memory_fraction=server_share(config, self.facts),
+            sleep=config.mode == "timesliced",
+        )
+        logs = log_directory(self.root)
+        engine: Engine = await self.engine_type.open(setup, settings, self.facts.linears, work=self.root, logs=logs)
+        return engine
+
+
+async def _side_by_side(
+    training: Coroutine[Any, Any, Training], engine: Coroutine[Any, Any, Engine]
+) -> tuple[Training, Engine]:
+    """Both, or neither: when one fails, the other is ended too."""
+    first, second = asyncio.create_task(training), asyncio.create_task(engine)
     try:
-        return await compute.run(_load, config), await servers
+        await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
+        for task in (first, second):
+            if task.done():
+                task.result()
+        return await first, await second
     except BaseException:
-        servers.cancel()
-        (outcome,) = await asyncio.gather(servers, return_exceptions=True)
-        if isinstance(outcome, Engine):
-            await outcome.close()
+        first.cancel()
+        second.cancel()
+        there, beside = await asyncio.gather(first, second, return_exceptions=True)
+        if isinstance(beside, Engine):
+            await beside.close()
+        if isinstance(there, Training):
+            await there.trainer.shut_down()
         raise
 
 
-async def _servers(engine_type: Any, config: PoolConfig, setup: ServerSetup, root: Path, base_bytes: int) -> Engine:
-    model = Path(config.model_path)
-    settings = settings_of(
-        setup,
-        model=model,
-        dtype=_dtype_name(config),
-        device=config.device,
-        threads=config.threads,
-        memory_fraction=_fraction(config, base_bytes),
-        sleep=config.mode == "timesliced",
-    )
-    shapes = linear_shapes(read_config(model))
-    engine: Engine = await engine_type.open(setup, settings, shapes, work=root, logs=log_directory(root))
-    return engine
-
-
 def _check_mode(config: PoolConfig, engine: Engine) -> None:
-    """Raises SpecError for a mode that the engine cannot keep."""
-    if config.server is not None and config.mode == "fused":
-        raise SpecError(
-            f"pool.mode: fused, but {config.engine} is a process of its own", hint="Use resident or timesliced."
-        )
+    """Raises SpecError for a mode that the two sides cannot keep."""
+    apart = {config.trainer: config.ranks is not None, config.engine: config.server is not None}
+    if config.mode == "fused" and any(apart.values()):
+        name = next(name for name, is_apart in apart.items() if is_apart)
+        raise SpecError(f"pool.mode: fused, but {name} is a process of its own", hint="Use resident or timesliced.")
     if config.mode == "timesliced" and not engine.capabilities().sleep:
         raise SpecError(f"pool.mode: timesliced, but {config.engine} cannot sleep", hint="Use resident, or auto.")
 
 
-def _load(config: PoolConfig) -> Base:
+def _load(config: PoolConfig, facts: ModelFacts) -> Base:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread, which does all the work: streams and graphs are made there
-    dtype = torch.float32 if _dtype_name(config) == "float32" else torch.bfloat16
+    dtype = torch.float32 if dtype_of(config, facts) == "float32" else torch.bfloat16
     return load_base(Path(config.model_path), dtype, device)
-
-
-def _dtype_name(config: PoolConfig) -> str:
-    """`auto`: float32 on a CPU, whose bfloat16 is slow; else the checkpoint's own (float16 becomes bfloat16)."""
-    wanted: str = config.dtype
-    if wanted == "auto":
-        wanted = "float32" if config.device == "cpu" else read_config(Path(config.model_path)).dtype
-    return "float32" if wanted == "float32" else "bfloat16"
-
-
-def _cache_bytes(config: PoolConfig, base: Base) -> int:
-    """The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same."""
-    if base.device.type == "cpu":
-        return CPU_CACHE
-    left = int(_total(config) * config.memory_fraction) - base.nbytes()
-    return max(LEAST_CACHE, left // 2)  # the other half is for training
-
-
-def _fraction(config: PoolConfig, base_bytes: int) -> float:
-    """Of the device's memory, for all servers: what the trainer leaves when it does not train, or half.
-
-    Raises SpecError when that is no room.
-    """
-    if config.device == "cpu":
-        return config.memory_fraction
-    share = config.memory_fraction / 2
-    if config.mode == "timesliced":
-        share = config.memory_fraction - TRAINER_SHARE * base_bytes / _total(config)
-    if share < LEAST_FRACTION:
-        raise SpecError(
-            f"{config.device}: {config.model} twice, for trainer and engine, does not fit",
-            hint="Use rollout.backend: builtin, which shares one copy, or raise pool.memory_fraction.",
-        )
-    return share
-
-
-def _total(config: PoolConfig) -> int:
-    """Bytes of the device."""
-    return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

@@ -14,20 +14,34 @@ from lorad.pool.loaded import LoadedVersions
 from lorad.pool.meter import Meter
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Tenant
+from lorad.pool.work import Rate, Work
 from lorad.protocol.calls import Call, PoolInfo
 from lorad.trainers.base import Trainer
 
 
 class Pool:
-    """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it."""
+    """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it.
 
-    def __init__(self, info: PoolInfo, trainer: Trainer, engine: Engine, vocab_size: int) -> None:
-        self.info, self.trainer, self.engine, self.vocab_size = info, trainer, engine, vocab_size
-        self.attester = Attester(engine, trainer, vocab_size)
+    lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`.
+    """
+
+    def __init__(
+        self,
+        info: PoolInfo,
+        trainer: Trainer,
+        engine: Engine,
+        *,
+        lodger: Trainer | None = None,
+        rate: Rate | None = None,
+    ) -> None:
+        self.info, self.trainer, self.engine = info, trainer, engine
+        self.vocab_size = trainer.capabilities().vocab
+        self.phases = Phases(engine, is_timesliced=info.mode == "timesliced", lodger=lodger)
+        self.attester = Attester(engine, trainer, self.vocab_size, self.phases)
         self.loaded = LoadedVersions(engine, self.attester.forget)
-        self.phases = Phases(engine, is_timesliced=info.mode == "timesliced")
         self.files = VersionFiles(info.model)
         self.meter = Meter()
+        self.work = Work(trainer, rate)
         self.tenants: dict[str, Tenant] = {}
         self.fences: dict[str, Fence] = {}
         self.stopping = asyncio.Event()

@@ -23,7 +23,12 @@ class Nothing(Struct, frozen=True):
 
 
 class PoolInfo(Struct, frozen=True):
-    """Who a pool is. `base_checksum`: sha256 over the base's weights when it was loaded."""
+    """Who a pool is.
+
+    base_checksum: sha256 over the base's weights as the trainer holds them, when they were loaded: trainers that hold
+    them otherwise (sharded, fused) have others. model_sha256: over the weight files, the same for all of them.
+    parameters: of the base, 0 when not told.
+    """
 
     pool: str
     pid: int
@@ -38,6 +43,8 @@ class PoolInfo(Struct, frozen=True):
     threads: int
     max_tokens: int
     versions: dict[str, str]  # of software: lorad, torch, the backends
+    model_sha256: str = ""
+    parameters: int = 0
 
 
 class Open(Struct, frozen=True):
@@ -48,6 +55,7 @@ class Open(Struct, frozen=True):
     alpha: float
     dropout: float = 0.0
     rslora: bool = False
+    lora_type: Literal["lora", "canonical_lora"] = "canonical_lora"
     init: str = "kaiming"
     seed: int = 0
     betas: tuple[float, float] = (0.9, 0.999)
@@ -94,8 +102,18 @@ class OptimStep(Struct, frozen=True):
 
 
 class Stepped(Struct, frozen=True):
+    """tokens, seconds: of the forward and backward passes since the step before, prompts included, without waiting.
+
+    mfu: see `lorad/pool/work.py`. memory, memory_peak: see `TrainerHealth`. None: not told.
+    """
+
     grad_norm: float
     applied: bool
+    tokens: int = 0
+    seconds: float = 0.0
+    mfu: float | None = None
+    memory: int | None = None
+    memory_peak: int | None = None
 
 
 class Logprobs(Struct, frozen=True):
@@ -192,8 +210,18 @@ class EngineStatus(Struct, frozen=True):
     detail: str = ""
 
 
+class TrainerStatus(Struct, frozen=True):
+    """See `TrainerHealth` in lorad/trainers/base.py. here: its base is on its devices, not in host memory."""
+
+    alive: bool
+    detail: str = ""
+    here: bool = True
+    memory: int | None = None
+    memory_peak: int | None = None
+
+
 class PoolStatus(Struct, frozen=True):
-    """What a pool does now. Rates are of the last seconds. engine: None from a pool of before there was one."""
+    """What a pool does now. Rates are of the last seconds. engine, trainer: None from a pool that does not tell yet."""
 
     info: PoolInfo
     tenants: list[Tenant]
@@ -203,6 +231,7 @@ class PoolStatus(Struct, frozen=True):
     rss_bytes: int
     idle_seconds: float  # since the last call of a run; 0 while one is under way
     engine: EngineStatus | None = None
+    trainer: TrainerStatus | None = None
 
 
 class Verb(Struct, frozen=True):

@@ -47,7 +47,11 @@ class Record(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows."""
+    """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows.
+
+    parameters: of the adapter; base_parameters: of the base, 0 when not told. model_sha256: see `PoolInfo`. trainer,
+    engine: the backends. sizes: of the trainer along its axes, where there is more than one rank.
+    """
 
     pid: int
     steps: int  # the total asked for
@@ -56,6 +60,11 @@ class Attempt(Struct, frozen=True):
     resumed_from: int | None
     parameters: int
     data_sha256: str = ""
+    model_sha256: str = ""
+    base_parameters: int = 0
+    trainer: str = ""
+    engine: str = ""
+    sizes: dict[str, int] = {}
 
 
 class VersionFact(Struct, frozen=True):

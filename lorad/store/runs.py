@@ -15,7 +15,7 @@ from lorad.states import MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Store
 
-FIELDS = frozenset({"detail", "pool", "priority", "resume_step", "steps", "waiting", "wanted"})
+FIELDS = frozenset({"detail", "pool", "priority", "resume_step", "spec", "steps", "waiting", "wanted"})
 RECENT_SECONDS = 24 * 3600.0
 
 

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -23,6 +24,8 @@ from msgspec import Struct
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.errors import NotFound
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+
+LoraType = Literal["lora", "canonical_lora"]
 
 
 class TrainerCapabilities(Struct, frozen=True):
@@ -33,6 +36,7 @@ class TrainerCapabilities(Struct, frozen=True):
     vocab: int  # token ids are 0 to vocab - 1
     deterministic: bool  # the same calls give the same bits, with the same number of threads
     offload: bool
+    parameters: int = 0  # of the base; 0: not told
 
 
 class Optimizer(Struct, frozen=True):
@@ -44,10 +48,15 @@ class Optimizer(Struct, frozen=True):
 
 
 class SlotSpec(Struct, frozen=True):
-    """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the init."""
+    """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the init.
+
+    lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v share one,
+    and gate and up. Trainers without fused linears have the first in either case.
+    """
 
     adapter: AdapterConfig
     optimizer: Optimizer = Optimizer()
+    lora_type: LoraType = "canonical_lora"
     init: str = "kaiming"
     seed: int = 0
     source: Path | None = None
@@ -62,6 +71,15 @@ class SlotInfo(Struct, frozen=True):
     parameters: int
     tensors: int
     bytes: int  # weights, gradients and Adam state
+
+
+class TrainerHealth(Struct, frozen=True):
+    """memory, memory_peak: bytes on the devices of all ranks, after and during the last call; None: not told."""
+
+    alive: bool = True
+    detail: str = ""
+    memory: int | None = None
+    memory_peak: int | None = None
 
 
 class GradientWork(Struct, frozen=True):
@@ -173,6 +191,17 @@ class Trainer(ABC):
     @abstractmethod
     async def close(self, slot: str) -> None:
         """Forget a slot. Raises NotFound."""
+
+    async def health(self) -> TrainerHealth:
+        """Answers at once, also amid a call. A trainer that is not alive raises PoolLost from all other calls."""
+        return TrainerHealth()
+
+    def software(self) -> dict[str, str]:
+        """Versions of what it is made of, where that is not in this process."""
+        return {}
+
+    async def shut_down(self) -> None:  # noqa: B027 (a trainer that started nothing has nothing to do)
+        """End whatever the trainer started. The last call."""
 
 
 def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: TrainerCapabilities) -> None:

@@ -7,7 +7,12 @@ import importlib
 from lorad.errors import SpecError
 from lorad.trainers.base import Trainer
 
-BACKENDS = {"builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer"}
+BACKENDS = {
+    "builtin": "lorad.trainers.builtin.trainer:BuiltinTrainer",
+    "fsdp": "lorad.trainers.ranks.remote:RemoteTrainer",
+    "megatron": "lorad.trainers.ranks.remote:RemoteTrainer",
+}
+RANKED = frozenset({"fsdp", "megatron"})  # backends whose trainer is made of processes of its own
 
 
 def trainer_class(name: str, override: str | None = None) -> type[Trainer]:

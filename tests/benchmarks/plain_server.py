@@ -12,11 +12,11 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from lorad.children.process import Child
 from lorad.engines.registry import engine_class
 from lorad.engines.remote.dialect import Dialect, Piece
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Address, Http
-from lorad.engines.remote.process import ServerProcess
 from lorad.engines.remote.settings import settings_of
 from lorad.protocol.batch import Sampling
 from tests.engines.places import setup_of
@@ -68,7 +68,7 @@ async def without_lora(kind: str, work: Path, model: Path, context_length: int) 
     socket = work / "plain.sock"
     environment = {**dialect.environment(settings), "TMPDIR": str(work), **setup.env}
     argv = dialect.command(setup.python, settings, socket)
-    process = ServerProcess(argv, environment, work / "plain.log", work / "plain.json", work)
+    process = Child(argv, environment, work / "plain.log", work / "plain.json", work)
     http = Http(Address(socket=socket))
     try:
         await process.start()

@@ -11,7 +11,7 @@ from lorad.daemon.request import Call
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
-    holders = {pool.setup.device: pool.id for pool in ctx.pools.values() if pool.process.is_up}
+    holders = {name: pool.id for pool in ctx.pools.values() if pool.process.is_up for name in pool.setup.names}
     return [
         {
             "device": device.name,

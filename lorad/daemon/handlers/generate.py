@@ -14,14 +14,14 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from lorad.daemon.context import Context, spec_of
-from lorad.daemon.place import obstacle, setup_of
+from lorad.daemon.place import groups, room_for, setup_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.processes import log_tail
 from lorad.daemon.request import Call
 from lorad.daemon.versions import find_version
 from lorad.errors import Conflict, PoolLost, SpecError
-from lorad.models.directory import read_config
+from lorad.models.facts import read_facts
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generate, LoadVersion
 from lorad.protocol.connection import Connection
@@ -87,20 +87,18 @@ async def admitted(ctx: Context, run: Row) -> Pool:
 
 def pool_for(ctx: Context, run: Row) -> Pool:
     """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
-    setups = {device: setup_of(ctx, run, device, any_threads=True)[0] for device in ctx.devices}
+    setups = {devices: setup_of(ctx, run, devices, any_threads=True)[0] for devices in groups(ctx, run)}
     keys = {setup.key for setup in setups.values()}
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
         if pool.setup.key in keys and pool.process.is_up and pool.stop_asked is None:
             return pool
-    reasons = []
-    for device, setup in setups.items():
-        if not (reason := obstacle(ctx, setup, device)):
-            pool = find_or_make(ctx, setup)
-            start_pool(ctx, pool)
-            return pool
-        reasons.append(reason)
-    raise Conflict(f"no device is free for {run['name']}'s base: {'; '.join(reasons)}", hint="Try again later.")
+    devices, reason = room_for(ctx, setups)
+    if devices is None:
+        raise Conflict(f"no device is free for {run['name']}'s base: {reason}", hint="Try again later.")
+    pool = find_or_make(ctx, setups[devices])
+    start_pool(ctx, pool)
+    return pool
 
 
 async def ready(ctx: Context, pool: Pool) -> None:
@@ -153,7 +151,7 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
 
 
 def check_length(prompt: int, new: int, model: Path) -> None:
-    limit = read_config(model).max_position_embeddings
+    limit = read_facts(model).max_positions
     if prompt == 0:
         raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
     if prompt + new > limit:

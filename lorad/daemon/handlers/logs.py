@@ -28,7 +28,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 def log_of(ctx: Context, run: Row, of: str) -> Path:
     """Of the newest attempt, or of the pool's newest life.
 
-    `engine` is the first server, `engine-1` the next. Where the pool starts none, one log holds trainer and engine.
+    `engine` is the first server, `engine-1` the next; `trainer` all of its ranks. What is in the pool's own process
+    writes to the pool's log.
     """
     if of not in PROCESSES and not SERVER.fullmatch(of):
         raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}, engine-1.")
@@ -40,6 +41,8 @@ def log_of(ctx: Context, run: Row, of: str) -> Path:
     has_servers = pool.setup.server is not None and not pool.setup.server.urls
     if of.startswith("engine") and has_servers:
         return pool.attempt().root / f"{'engine-0' if of == 'engine' else of}.log"
+    if of == "trainer" and pool.setup.ranks is not None:
+        return pool.attempt().root / "trainer.log"
     return pool.attempt().log
 
 

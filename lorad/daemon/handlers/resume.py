@@ -3,45 +3,140 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.preflight import preflight
+from lorad.daemon.processes import write_json
 from lorad.daemon.request import Call
-from lorad.daemon.views import run_view
-from lorad.errors import Conflict, IntegrityError, NotFound
-from lorad.specs import Positive
+from lorad.daemon.views import run_view, spec_at
+from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
+from lorad.spec_text import overridden, override
+from lorad.specs import Positive, Spec, to_json
 from lorad.states import Move, RunState
-from lorad.store import runs
+from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row
 
+CHANGEABLE = frozenset({"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"})
+ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
+
 
 class Body(Struct):
+    """overrides: keys of the spec, from this attempt on."""
+
     step: int | None = None
     steps: Positive | None = None
+    overrides: list[str] = []
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
-    """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, or nothing to do)."""
+    """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to do, or
+    another one came first), SpecError (an override that does not fit).
+    """
     body, run = call.json(Body), runs.get(ctx.store, call.run)
     if not RunState(run["state"]).is_over:
         raise Conflict(f"run {call.run} is {run['state']}", hint="Only a paused or ended run can be resumed.")
-    chosen = choose(run, checkpoints(ctx.store, call.run), body.step)
-    steps, done = body.steps or run["steps"], chosen["step"] if chosen else 0
+    before, present = spec_of(run), checkpoints(ctx.store, call.run)
+    chosen = choose(run, present, body.step)
+    spec = changed(before, body.overrides)
+    if chosen:
+        spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen["attempt"])))
+    steps, done = total(body, run, before), chosen["step"] if chosen else 0
     if steps <= done:
         hint = f"Give more, as in `lorad resume {call.run} --steps {done + run['steps']}`, or --from an earlier step."
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
-        await asyncio.to_thread(check, call.run, chosen, checkpoints(ctx.store, call.run))
+        await asyncio.to_thread(check, call.run, chosen, present)
+    columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
+    request = None
+    if body.overrides or spec != before:
+        request = await respecified(ctx, run, spec, body.overrides)
+        columns |= {"spec": to_json(spec).decode(), "priority": spec.resources.priority}
     with ctx.store.write():
-        ctx.move(call.run, Move.RESUME, detail=f"from step {done}", by=call.caller.name)
-        runs.set_fields(ctx.store, call.run, steps=steps, resume_step=done if chosen else None)
+        refuse_late(ctx, run)
+        ctx.move(call.run, Move.RESUME, detail=" ".join([f"from step {done}", *body.overrides]), by=call.caller.name)
+        runs.set_fields(ctx.store, call.run, **columns)
+        if request:
+            keep(ctx, run, request)
     ctx.waker.poke()
     return run_view(runs.get(ctx.store, call.run))
+
+
+def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
+    """The spec of the next attempt. Raises SpecError for what defines the adapter, or what it learns from."""
+    for text in overrides:
+        key = overridden(text)
+        section = key.partition(".")[0]
+        if section in Spec.__struct_fields__ and section not in CHANGEABLE and key not in ALSO:
+            raise SpecError(
+                f"override {text}: {key} is part of what this run is; a resume may change "
+                f"{', '.join(sorted(CHANGEABLE))}",
+                hint="Start a new run with it; lora.adapter_path set to an exported version goes on from that.",
+            )
+    return override(spec, overrides)
+
+
+def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
+    """`spec` with the lora.type that a checkpoint of `trained` has on Megatron: only there linears come to share an A.
+
+    Raises SpecError when an override asks for shared ones, and they are not.
+    """
+    shared = trained is not None and trained.trainer.backend == "megatron" and trained.lora.type == "lora"
+    if shared or spec.trainer.backend != "megatron" or spec.lora.type == "canonical_lora":
+        return spec
+    for text in overrides:
+        if overridden(text) == "lora.type":
+            raise SpecError(
+                f"override {text}: with it q, k and v share one A, and this run has trained one for each",
+                hint="Leave it out: canonical_lora goes on with what there is.",
+            )
+    return replace(spec, lora=replace(spec.lora, type="canonical_lora"))
+
+
+def total(body: Body, run: Row, before: Spec) -> int:
+    """The steps that the run is to make in all: as asked for now, else as before. Raises SpecError for two numbers."""
+    asked = asked_steps(before, body.overrides)
+    if body.steps and asked and body.steps != asked:
+        raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
+    return int(body.steps or asked or run["steps"])
+
+
+def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
+    """What the overrides set trainer.steps to, be it what it was; None when they leave it."""
+    other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
+    steps = override(before, overrides).trainer.steps
+    return steps if override(other, overrides).trainer.steps == steps else None
+
+
+async def respecified(ctx: Context, run: Row, spec: Spec, overrides: Sequence[str]) -> Request:
+    """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
+    request = request_of(run)
+    facts = await preflight(ctx, spec, request.cwd)
+    return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
+
+
+def refuse_late(ctx: Context, run: Row) -> None:
+    """Raises Conflict when `run` is not as it was when the resume was asked for: checks take their time."""
+    now = runs.get(ctx.store, run["name"])
+    if any(now[key] != run[key] for key in ("state", "attempt", "spec", "steps", "created_at")):
+        raise Conflict(
+            f"run {run['name']} changed while this resume was checked: it is {now['state']}",
+            hint=f"`lorad show {run['name']}` shows what it does; it can be resumed when that is over.",
+        )
+
+
+def keep(ctx: Context, run: Row, request: Request) -> None:
+    write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
+    for warning in request.facts["warnings"]:
+        events.append(ctx.store, run["name"], "warning", {"message": warning})
 
 
 def choose(run: Row, present: list[Row], step: int | None) -> Row | None:

@@ -17,7 +17,8 @@ from lorad.protocol.batch import Finish, Sampling
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a server is started with.
 
-    model: a Hugging Face directory. device: `cpu` or `cuda:<n>`. context_length: tokens of prompt and completion.
+    model: a Hugging Face directory. device: `cpu` or `cuda:<n>`; devices: how many there are for all servers, from that
+    one on. context_length: tokens of prompt and completion.
     max_rank, targets (leaf names of linears, as `q_proj`): of adapters that will ever be loaded. slots: distinct
     versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of the device's memory,
     weights and cache together. scaled_logprobs: log-probabilities are wanted under the temperature-scaled distribution
@@ -37,6 +38,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     memory_fraction: float
     threads: int = 1
     tp: int = 1
+    devices: int = 1
     max_running: int = 64
     scaled_logprobs: bool = False
     sleep: bool = False

@@ -29,7 +29,7 @@ from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.engines.remote.transport import Transport
 from lorad.engines.request import check_request
 from lorad.errors import Conflict, EngineGone, LoradError, SpecError
-from lorad.models.directory import read_config
+from lorad.models.facts import read_facts
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from lorad.protocol.servers import ServerSetup
 
@@ -59,7 +59,7 @@ class RemoteEngine(Engine):
         """
         fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work))
         holdings = Holdings(fleet, settings, shapes, Transport(work, str(settings.model)))
-        engine = cls(fleet, holdings, settings, read_config(settings.model).vocab_size)
+        engine = cls(fleet, holdings, settings, read_facts(settings.model).vocab)
         try:
             await fleet.open(engine._restore)
         except BaseException:

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lorad.children.process import Child, sweep
 from lorad.engines.remote import routing
 from lorad.engines.remote.dialect import Dialect, ServerSettings
 from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
-from lorad.engines.remote.process import ServerProcess, sweep
 from lorad.engines.remote.server import Server
-from lorad.engines.remote.settings import addresses
+from lorad.engines.remote.settings import addresses, of_server
 from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, LoradError, PoolLost
 from lorad.paths import private_directory
 from lorad.protocol.servers import ServerSetup
@@ -65,22 +65,22 @@ class Fleet:
 
     def _started(self, setup: ServerSetup, logs: Path, index: int) -> Server:
         socket, log_file, record = self._private / f"{index}.sock", logs / f"engine-{index}.log", self._record(index)
-        temporary = self._private / f"tmp{index}"
-        environment = {**self.dialect.environment(self.settings), "TMPDIR": str(temporary), **setup.env}
-        argv = self.dialect.command(setup.python, self.settings, socket)
+        temporary, settings = self._private / f"tmp{index}", of_server(self.settings, index)
+        environment = {**self.dialect.environment(settings), "TMPDIR": str(temporary), **setup.env}
+        argv = self.dialect.command(setup.python, settings, socket)
 
-        def launch() -> ServerProcess:
+        def launch() -> Child:
             socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(mode=0o700)
-            return ServerProcess(argv, environment, log_file, record, self._private)
+            return Child(argv, environment, log_file, record, self._private)
 
         return self._server(index, Address(socket=socket), launch)
 
     def _record(self, index: int) -> Path:
         return self._records / f"engine-{index}.json"
 
-    def _server(self, index: int, address: Address, launch: Callable[[], ServerProcess] | None) -> Server:
+    def _server(self, index: int, address: Address, launch: Callable[[], Child] | None) -> Server:
         return Server(index, self.dialect, self.settings, address, launch, self._changed)
 
     async def open(self, restore: Restore) -> None:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from lorad.children.cause import cause
+from lorad.children.process import Child
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
-from lorad.engines.remote.process import ServerProcess
 from lorad.errors import LoradError, PoolLost
 
 log = logging.getLogger(__name__)
@@ -34,19 +34,9 @@ SUSPECT_SECONDS = 10.0  # for the end of a process to be noticed, with all that 
 QUIET_SECONDS = 30.0  # for a server to notice that its last request is over
 
 LOG_LINES = 400
-FAULT = re.compile(r"\b\w*(Error|Exception)\b.*:|[Oo]ut of memory|error: ")
-NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
 
 T = TypeVar("T")
 State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
-
-
-def cause(log_text: str) -> str:
-    """Of the end of a log, what went wrong first: the traces that follow, of each process in turn, say less."""
-    lines = [line for line in log_text.splitlines() if not NOISE.search(line)]
-    first = next((number for number, line in enumerate(lines) if FAULT.search(line)), None)
-    shown = lines[-3:] if first is None else lines[first : first + 3]
-    return "its log: " + "\n".join(shown)
 
 
 class Server:
@@ -60,11 +50,11 @@ class Server:
         dialect: Dialect,
         settings: ServerSettings,
         address: Address,
-        launch: Callable[[], ServerProcess] | None,
+        launch: Callable[[], Child] | None,
         changed: Callable[[], None],
     ) -> None:
         self.index, self.dialect, self.settings = index, dialect, settings
-        self.process: ServerProcess | None = None
+        self.process: Child | None = None
         self._launch = launch
         self.http = Http(address)
         self.state: State = "starting"
@@ -268,7 +258,7 @@ class Server:
                 if self.state == "up" and (missing := set(self.names) - set(await self.holds())):
                     return f"{', '.join(sorted(missing))} is not there any more"
 
-    async def _process_ended(self, process: ServerProcess) -> str:
+    async def _process_ended(self, process: Child) -> str:
         return f"it {await process.ended()}"
 
     def broken(self, why: str) -> PoolLost:

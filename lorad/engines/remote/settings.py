@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
 from lorad.errors import SpecError
@@ -18,8 +20,17 @@ UNIX = "unix:"
 
 
 def settings_of(
-    setup: ServerSetup, *, model: Path, dtype: str, device: str, threads: int, memory_fraction: float, sleep: bool
+    setup: ServerSetup,
+    *,
+    model: Path,
+    dtype: str,
+    device: str,
+    threads: int,
+    memory_fraction: float,
+    sleep: bool,
+    devices: int = 1,
 ) -> ServerSettings:
+    """Of the first server; see `of_server` for the others."""
     return ServerSettings(
         model=model,
         dtype=dtype,
@@ -29,14 +40,29 @@ def settings_of(
         targets=setup.targets,
         slots=SLOTS,
         max_versions=MAX_VERSIONS,
-        memory_fraction=memory_fraction / setup.servers,
+        memory_fraction=memory_fraction / _crowd(setup, devices),
         threads=threads,
         tp=setup.tp,
+        devices=devices,
         max_running=MAX_RUNNING[device.partition(":")[0]],
         scaled_logprobs=setup.scaled_logprobs,
         sleep=sleep,
         engine_args=setup.engine_args,
     )
+
+
+def of_server(settings: ServerSettings, index: int) -> ServerSettings:
+    """Each server has the next `tp` devices, beginning with the first again where there are no more."""
+    kind, _, first = settings.device.partition(":")
+    if not first:
+        return settings
+    place = index % max(1, settings.devices // settings.tp) * settings.tp
+    return replace(settings, device=f"{kind}:{int(first) + place}")
+
+
+def _crowd(setup: ServerSetup, devices: int) -> int:
+    """The most servers on one device."""
+    return -(-setup.servers // max(1, devices // setup.tp))
 
 
 def addresses(setup: ServerSetup) -> list[Address]:

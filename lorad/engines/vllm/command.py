@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lorad.engines.remote.dialect import ServerSettings
-from lorad.models.directory import BYTES, read_config
+from lorad.models.directory import BYTES
+from lorad.models.facts import read_facts
 
 LAUNCHER = Path(__file__).with_name("launch.py")
 BASE_NAME = "base"  # what the server calls the base
@@ -113,9 +114,7 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
 
 def _cpu_cache(settings: ServerSettings) -> int:
     """Bytes for keys and values."""
-    config = read_config(settings.model)
-    heads = config.num_key_value_heads * config.head_dim
-    context = 2 * config.num_hidden_layers * heads * BYTES[settings.dtype] * settings.context_length
+    context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
     return max(CPU_CACHE_BYTES, CPU_CACHE_CONTEXTS * context)
 
 

@@ -36,6 +36,7 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
             cache_used=health.cache_used,
             detail=health.detail,
         ),
+        trainer=await pool.work.status(here=not pool.phases.is_base_away),
     )
 
 

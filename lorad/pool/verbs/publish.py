@@ -39,18 +39,22 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     await pool.files.room(tenant.run)
     pool.files.check(tenant.run)
     version = f"{tenant.run}@{args.number}"
-    started = time.perf_counter()
-    adapter, digest = await _export(pool, tenant)
-    exported = time.perf_counter()
-    live = await _live(pool, tenant, version, AdapterSource(digest, adapter=adapter))
+    async with pool.phases.with_base(tenant.run):
+        started = time.perf_counter()
+        adapter, digest = await _export(pool, tenant)
+        exported = time.perf_counter()
+        trainer = await pool.attester.of_slot(tenant.run, tenant.canaries)
+    scored = time.perf_counter()
+    live = await _live(pool, tenant, version, AdapterSource(digest, adapter=adapter), trainer)
     _go_live(pool, tenant, args, live.entry, live.change)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest))
     seconds = exported - started + live.load_seconds
-    return Published(version, digest, adapter.bytes, seconds, live.attest_seconds, live.attestation)
+    attest_seconds = scored - exported + live.attest_seconds
+    return Published(version, digest, adapter.bytes, seconds, attest_seconds, live.attestation)
 
 
-async def _live(pool: Pool, tenant: Tenant, version: str, source: AdapterSource) -> Live:
-    """Loaded and attested; from the beginning when the engine died meanwhile and has come back."""
+async def _live(pool: Pool, tenant: Tenant, version: str, source: AdapterSource, trainer: np.ndarray) -> Live:
+    """Loaded and attested against what the trainer said; from the beginning when the engine died and has come back."""
     tries = 0
     while True:
         try:
@@ -58,7 +62,7 @@ async def _live(pool: Pool, tenant: Tenant, version: str, source: AdapterSource)
                 begun = time.perf_counter()
                 entry = await pool.loaded.publish(version, source)
                 loaded = time.perf_counter()
-                attestation, change = await _attested(pool, tenant, entry)
+                attestation, change = await _attested(pool, tenant, entry, trainer)
                 return Live(entry, attestation, change, loaded - begun, time.perf_counter() - loaded)
         except EngineGone:
             tries += 1
@@ -83,10 +87,10 @@ async def _export(pool: Pool, tenant: Tenant) -> tuple[Adapter, str]:
     return adapter, await asyncio.to_thread(checked)
 
 
-async def _attested(pool: Pool, tenant: Tenant, entry: Entry) -> tuple[Attestation, np.ndarray]:
+async def _attested(pool: Pool, tenant: Tenant, entry: Entry, trainer: np.ndarray) -> tuple[Attestation, np.ndarray]:
     try:
         attestation, change = await pool.attester.attest(
-            entry.engine_name, entry.digest, tenant.run, tenant.canaries, tenant.change
+            entry.engine_name, entry.digest, trainer, tenant.canaries, tenant.change
         )
         if attestation.verdict == "failed":
             raise AttestationFailed(

@@ -8,7 +8,6 @@ from pathlib import Path
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.directory import verify
 from lorad.errors import Conflict
-from lorad.pool.canaries import Canaries
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.protocol.calls import Call, Closed, Evict, Nothing, Open, Opened
@@ -20,8 +19,9 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     await _clear(pool, call)
     if args.resume_from is not None:
         await asyncio.to_thread(verify, Path(args.resume_from))
-    canaries = await _canaries(pool, call.run, args)
-    slot = await _slot(pool, call.run, args)
+    canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)
+    async with pool.phases.with_base(call.run):
+        slot = await _slot(pool, call.run, args)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
     return Opened(slot.parameters, slot.tensors, slot.bytes)
 
@@ -29,7 +29,8 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
 async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
     """The slot is gone even when this raises what went wrong with the files of a version."""
     await pool.evict(pool.tenant(call))
-    checksum = await pool.trainer.base_checksum()
+    async with pool.phases.with_base(call.run):
+        checksum = await pool.trainer.base_checksum()
     await pool.files.flush(call.run)
     return Closed(checksum)
 
@@ -53,14 +54,6 @@ async def _clear(pool: Pool, call: Call) -> None:
     await pool.files.forget(call.run)
 
 
-async def _canaries(pool: Pool, run: str, args: Open) -> Canaries:
-    """The engine has to be awake when there are none yet."""
-    if pool.attester.has_canaries(args.canaries, args.canary_tokens):
-        return await pool.attester.canaries(args.canaries, args.canary_tokens)
-    async with pool.phases.serving(run):
-        return await pool.attester.canaries(args.canaries, args.canary_tokens)
-
-
 async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
     resumed = args.resume_from is not None
     info = await pool.trainer.open(
@@ -68,6 +61,7 @@ async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:
         SlotSpec(
             adapter=AdapterConfig(args.rank, args.alpha, tuple(sorted(args.modules)), args.rslora, args.dropout),
             optimizer=Optimizer(args.betas, args.eps, args.weight_decay),
+            lora_type=args.lora_type,
             init=args.init,
             seed=args.seed,
             source=Path(args.source) if args.source is not None and not resumed else None,

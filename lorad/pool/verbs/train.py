@@ -12,16 +12,19 @@ async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> Los
     slot = pool.tenant(call).run
     check(args.batch, pool.vocab_size)
     async with pool.phases.training(call.run):
-        stats = await pool.trainer.forward_backward(slot, args.batch, args.targets, args.loss, args.normaliser)
+        with pool.work.measured(slot, args.batch):
+            stats = await pool.trainer.forward_backward(slot, args.batch, args.targets, args.loss, args.normaliser)
     pool.meter.trained(int(args.batch.completions.size))
     return stats
 
 
 async def optim_step(pool: Pool, call: Call, args: OptimStep) -> Stepped:
-    slot = pool.tenant(call).run
+    tenant = pool.tenant(call)
     async with pool.phases.training(call.run):
-        result = await pool.trainer.optim_step(slot, args.lr, args.max_grad_norm)
-    return Stepped(result.grad_norm, result.applied)
+        result = await pool.trainer.optim_step(tenant.run, args.lr, args.max_grad_norm)
+    done, mfu = pool.work.take(tenant.run, recomputes=tenant.spec.activation_checkpointing)
+    memory, peak = await pool.work.take_memory()
+    return Stepped(result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak)
 
 
 async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:

@@ -18,17 +18,16 @@ from lorad.protocol.calls import Call, LoadVersion, Nothing, Unload
 
 async def load_version(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
     """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed (delivery, servers)."""
-    async with pool.phases.serving():
-        canaries = None if pool.info.mode == "fused" else await pool.attester.any_canaries()
-        async with pool.engine.settled():
-            known = pool.loaded.find(args.version)
-            entry = await pool.loaded.serve(args.version, args.sha256, lambda: _read(pool, args))
-            try:
-                await _check(pool, entry, canaries)
-            except BaseException:
-                if entry is not known:
-                    pool.loaded.withdraw(entry)
-                raise
+    canaries = None if pool.info.mode == "fused" else await pool.attester.any_canaries()
+    async with pool.phases.serving(), pool.engine.settled():
+        known = pool.loaded.find(args.version)
+        entry = await pool.loaded.serve(args.version, args.sha256, lambda: _read(pool, args))
+        try:
+            await _check(pool, entry, canaries)
+        except BaseException:
+            if entry is not known:
+                pool.loaded.withdraw(entry)
+            raise
     return Nothing()
 
 

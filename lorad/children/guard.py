@@ -1,11 +1,11 @@
-"""Watches over one server for the pool that started it: `python -I -S guard.py FD -- argv…`. Standard library only.
+"""Watches over one child for the pool that started it: `python -I -S guard.py FD -- argv…`. Standard library only.
 
-FD is a socket whose other end the pool alone holds: the guard writes the server's pid there, and its end means that the
-pool is gone. Whatever the server started, in whatever session, ends with the server: where a parent dies, its children
+FD is a socket whose other end the pool alone holds: the guard writes the child's pid there, and its end means that the
+pool is gone. Whatever the child started, in whatever session, ends with the child: where a parent dies, its children
 become the guard's (PR_SET_CHILD_SUBREAPER). The guard kills only children of its own, whose pids cannot be used again
 before it reaped them; their children become its own by that.
 
-SIGTERM is passed on to the server; KILL_NOW kills it. The guard exits with the server's exit code, or 128 + signal.
+SIGTERM is passed on to the child; KILL_NOW kills it. The guard exits with the child's exit code, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sys
 import time
 
 KILL_NOW = signal.SIGALRM  # the guard's own alarm included
-TO_SERVER = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
-HEARD = (*TO_SERVER, signal.SIGCHLD)
+TO_CHILD = {signal.SIGTERM: signal.SIGTERM, KILL_NOW: signal.SIGKILL}
+HEARD = (*TO_CHILD, signal.SIGCHLD)
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
-GRACE_SECONDS = 10  # for the server, once the pool is gone
-LINGER_SECONDS = 1.0  # for what the server leaves: multiprocessing's tracker frees shared memory as its last act
+GRACE_SECONDS = 10  # for the child, once the pool is gone
+LINGER_SECONDS = 1.0  # for what the child leaves: multiprocessing's tracker frees shared memory as its last act
 KILL_SECONDS = 5.0  # for killed processes to go; some never do, while a driver holds them
-EX_EXEC = 127  # the server's program could not be executed
+EX_EXEC = 127  # the child's program could not be executed
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -32,12 +32,12 @@ def main() -> int:
     pool, argv = int(sys.argv[1]), sys.argv[3:]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     heard = listen()
-    server = start(argv, pool)
+    child = start(argv, pool)
     try:  # noqa: SIM105 - contextlib would double the start-up
-        os.write(pool, b"%d" % server)
+        os.write(pool, b"%d" % child)
     except BrokenPipeError:
         pass  # the pool is gone: `watch` hears of it
-    code = os.waitstatus_to_exitcode(watch(server, pool, heard))
+    code = os.waitstatus_to_exitcode(watch(child, pool, heard))
     end_the_rest()
     return code if code >= 0 else 128 - code
 
@@ -56,11 +56,11 @@ def listen() -> int:
 
 
 def start(argv: list[str], pool: int) -> int:
-    """The server's pid. It leads a process group, so that what it sends to its own group spares the guard."""
+    """The child's pid. It leads a process group, so that what it sends to its own group spares the guard."""
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-    server = os.fork()
-    if server == 0:
+    child = os.fork()
+    if child == 0:
         try:
             os.close(pool)
             os.setpgid(0, 0)
@@ -76,30 +76,30 @@ def start(argv: list[str], pool: int) -> int:
         finally:
             os._exit(EX_EXEC)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return server
+    return child
 
 
-def watch(server: int, pool: int, heard: int) -> int:
-    """The server's wait status."""
+def watch(child: int, pool: int, heard: int) -> int:
+    """The child's wait status."""
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
-    while (status := reap(server)) is None:
+    while (status := reap(child)) is None:
         for source, _ in sources.poll():
             if source == pool:
                 sources.unregister(pool)
                 signal.alarm(GRACE_SECONDS)
-                os.kill(server, signal.SIGTERM)
+                os.kill(child, signal.SIGTERM)
             else:
-                for number in set(os.read(heard, 512)) & set(TO_SERVER):
-                    os.kill(server, TO_SERVER[signal.Signals(number)])
+                for number in set(os.read(heard, 512)) & set(TO_CHILD):
+                    os.kill(child, TO_CHILD[signal.Signals(number)])
     return status
 
 
-def reap(server: int) -> int | None:
-    """The server's wait status once it ended. Its orphans leave the process table on the way."""
+def reap(child: int) -> int | None:
+    """The child's wait status once it ended. Its orphans leave the process table on the way."""
     while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-        if ended[0] == server:
+        if ended[0] == child:
             return ended[1]
     return None
 

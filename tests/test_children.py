@@ -1,4 +1,4 @@
-"""A server process: started under a guard, told how it ended, and nothing of it left behind whoever dies."""
+"""A child process: started under a guard, told how it ended, and nothing of it left behind whoever dies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from lorad.engines.remote.process import Life, ServerProcess, boot_id, start_time, sweep
+from lorad.children.process import Child, Life, boot_id, start_time, sweep
 from tests.leftovers import kill_leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-# A server, its child and its grandchild, each in a session of its own and saying its pid. {0} is run by the server,
+# A child, its child and its grandchild, each in a session of its own and saying its pid. {0} is run by the child,
 # {1} by its descendants.
 FAMILY = """
 import os, signal, time
@@ -38,11 +38,11 @@ time.sleep(600)
 POOL = """
 import asyncio, sys
 from pathlib import Path
-from lorad.engines.remote.process import ServerProcess
+from lorad.children.process import Child
 
 async def main():
     here = Path(sys.argv[1])
-    await ServerProcess(sys.argv[2:], {}, here / "log", here / "record", here).start()
+    await Child(sys.argv[2:], {}, here / "log", here / "record", here).start()
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -55,8 +55,8 @@ def _nothing_outlives_a_failed_test(home: Path) -> Iterator[None]:
     kill_leftovers(home)
 
 
-def server(root: Path, code: str, **env: str) -> ServerProcess:
-    return ServerProcess([*PYTHON, code], env, root / "log", root / "record", root)
+def child(root: Path, code: str, **env: str) -> Child:
+    return Child([*PYTHON, code], env, root / "log", root / "record", root)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -86,7 +86,7 @@ def guard_pid(root: Path) -> int:
 
 
 def pool_with(root: Path, code: str) -> subprocess.Popen[bytes]:
-    """A pool in a process of its own that runs one server, once that is up."""
+    """A pool in a process of its own that runs one child, once that is up."""
     pool = subprocess.Popen([sys.executable, "-c", POOL, str(root), *PYTHON, code], cwd=ROOT)
     wait_for((root / "record").exists)
     return pool
@@ -97,8 +97,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def test_stop_leaves_nothing_of_a_stubborn_server_and_its_sessions(tmp_path: Path) -> None:
-    process = server(tmp_path, FAMILY.format(STUBBORN, ""))
+async def test_stop_leaves_nothing_of_a_stubborn_child_and_its_sessions(tmp_path: Path) -> None:
+    process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
     pids, watcher = await asyncio.to_thread(family, tmp_path), guard_pid(tmp_path)
     assert process.pid == pids[0] and all(map(lives, pids))
@@ -108,25 +108,25 @@ async def test_stop_leaves_nothing_of_a_stubborn_server_and_its_sessions(tmp_pat
     assert await process.ended() == "was killed by SIGKILL"
 
 
-async def test_a_server_that_obeys_has_its_time_to_end(tmp_path: Path) -> None:
+async def test_a_child_that_obeys_has_its_time_to_end(tmp_path: Path) -> None:
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up', flush=True)"
-    process = server(tmp_path, f"{code}; time.sleep(600)")
+    process = child(tmp_path, f"{code}; time.sleep(600)")
     await process.start()
     await asyncio.to_thread(wait_for, process.tail)
     await process.stop()
     assert (await process.ended(), process.tail()) == ("exited with code 0", "up\nbye")
 
 
-async def test_children_may_clean_up_after_the_server(tmp_path: Path) -> None:
+async def test_children_may_clean_up_after_the_child(tmp_path: Path) -> None:
     code = "import os, time\nif os.fork(): time.sleep(0.1); os._exit(4)\ntime.sleep(0.3); open('cleaned', 'w')"
-    process = server(tmp_path, code)
+    process = child(tmp_path, code)
     await process.start()
     assert await process.ended() == "exited with code 4"
     assert (tmp_path / "cleaned").exists()
 
 
-async def test_a_killed_server_is_told_to_all_who_wait_and_its_children_go(tmp_path: Path) -> None:
-    process = server(tmp_path, FAMILY.format("", STUBBORN))
+async def test_a_killed_child_is_told_to_all_who_wait_and_its_children_go(tmp_path: Path) -> None:
+    process = child(tmp_path, FAMILY.format("", STUBBORN))
     await process.start()
     pids = await asyncio.to_thread(family, tmp_path)
     waiting = [asyncio.create_task(process.ended()) for _ in range(3)]
@@ -136,7 +136,7 @@ async def test_a_killed_server_is_told_to_all_who_wait_and_its_children_go(tmp_p
 
 
 async def test_a_waiter_that_gives_up_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    process = server(tmp_path, "import time; time.sleep(600)")
+    process = child(tmp_path, "import time; time.sleep(600)")
     await process.start()
     impatient = asyncio.create_task(process.ended())
     await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_a_waiter_that_gives_up_takes_nothing_from_the_others(tmp_path: Pa
 
 async def test_exit_code_and_the_log_of_this_life_are_told(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("of an earlier life\n")
-    process = server(tmp_path, "import sys; print('one\\n\\n  two', flush=True); sys.exit('no memory')")
+    process = child(tmp_path, "import sys; print('one\\n\\n  two', flush=True); sys.exit('no memory')")
     await process.start()
     assert await process.ended() == "exited with code 1"
     assert (process.tail(), process.tail(1)) == ("one\n  two\nno memory", "no memory")
@@ -157,13 +157,13 @@ async def test_exit_code_and_the_log_of_this_life_are_told(tmp_path: Path) -> No
 
 
 async def test_a_program_that_is_not_there_is_told_in_the_log(tmp_path: Path) -> None:
-    process = ServerProcess(["/no/python"], {}, tmp_path / "log", tmp_path / "record", tmp_path)
+    process = Child(["/no/python"], {}, tmp_path / "log", tmp_path / "record", tmp_path)
     await process.start()
     assert await process.ended() == "exited with code 127"
     assert "cannot start /no/python: " in process.tail()
 
 
-async def test_the_server_has_its_folder_umask_environment_and_no_descriptor_of_the_pool(tmp_path: Path) -> None:
+async def test_the_child_has_its_folder_umask_environment_and_no_descriptor_of_the_pool(tmp_path: Path) -> None:
     code = """
 import json, os, signal
 fds = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')}
@@ -174,7 +174,7 @@ print(json.dumps([fds, os.getcwd(), os.environ['A'], os.environ['LORAD_HOME'], s
 """
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)
-    process = server(tmp_path, code, A="b")
+    process = child(tmp_path, code, A="b")
     await process.start()
     os.close(leak)
     assert await process.ended() == "exited with code 0", process.tail()
@@ -190,7 +190,7 @@ print(json.dumps([fds, os.getcwd(), os.environ['A'], os.environ['LORAD_HOME'], s
 
 
 async def test_a_terminal_that_hangs_up_or_is_interrupted_ends_nothing(tmp_path: Path) -> None:
-    process = server(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+    process = child(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
     await process.start()
     await asyncio.to_thread(wait_for, process.tail)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -199,8 +199,8 @@ async def test_a_terminal_that_hangs_up_or_is_interrupted_ends_nothing(tmp_path:
     assert await process.ended() == "was killed by SIGTERM"
 
 
-async def test_a_killed_guard_takes_the_server_and_its_sessions_with_it(tmp_path: Path) -> None:
-    process = server(tmp_path, FAMILY.format(STUBBORN, ""))
+async def test_a_killed_guard_takes_the_child_and_its_sessions_with_it(tmp_path: Path) -> None:
+    process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
     pids = await asyncio.to_thread(family, tmp_path)
     os.kill(guard_pid(tmp_path), signal.SIGKILL)
@@ -209,8 +209,8 @@ async def test_a_killed_guard_takes_the_server_and_its_sessions_with_it(tmp_path
 
 
 async def test_a_guard_that_is_stopped_cannot_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.engines.remote.process.KILL_SECONDS", 1.0)
-    process = server(tmp_path, FAMILY.format(STUBBORN, ""))
+    monkeypatch.setattr("lorad.children.process.KILL_SECONDS", 1.0)
+    process = child(tmp_path, FAMILY.format(STUBBORN, ""))
     await process.start()
     pids = await asyncio.to_thread(family, tmp_path)
     os.kill(guard_pid(tmp_path), signal.SIGSTOP)
@@ -239,7 +239,7 @@ def test_a_sweep_finds_what_a_killed_pool_and_its_killed_guard_left(tmp_path: Pa
     pids, watcher = family(tmp_path), guard_pid(tmp_path)
     kill(pool)
     os.kill(watcher, signal.SIGKILL)
-    wait_for(lambda: not lives(pids[0]))  # the server itself goes at once, the rest does not
+    wait_for(lambda: not lives(pids[0]))  # the child itself goes at once, the rest does not
     assert sweep(tmp_path / "record")
     assert not any(map(lives, pids))
 

@@ -1,4 +1,4 @@
-"""The life of one server process, which ends with the pool that started it, whatever dies first."""
+"""The life of one child process, which ends with the pool that started it, whatever dies first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.engines.remote import guard
+from lorad.children import guard
 from lorad.errors import PoolLost
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
@@ -33,11 +33,11 @@ class Life(msgspec.Struct, frozen=True):
     log: str
 
 
-class ServerProcess:
-    """One server process and whatever it starts, under a guard (`guard.py`) that outlives the pool.
+class Child:
+    """One child process and whatever it starts, under a guard (`guard.py`) that outlives the pool.
 
-    env: added to the pool's own. log: of this server alone, since a process that writes its stdout or stderr there is
-    known by that; appended to, mode 0600. record: for `sweep`, there while the process lives. The server's umask is
+    env: added to the pool's own. log: of this child alone, since a process that writes its stdout or stderr there is
+    known by that; appended to, mode 0600. record: for `sweep`, there while the process lives. The child's umask is
     077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
     """
 
@@ -73,10 +73,10 @@ class ServerProcess:
         return self._end is not None and not self._end.done()
 
     async def ended(self) -> str:
-        """Wait until nothing of it is left; how the server ended in words: "exited with code 1", "was killed by
+        """Wait until nothing of it is left; how the child ended in words: "exited with code 1", "was killed by
         SIGKILL". May be awaited by many."""
         if self._end is None:
-            raise RuntimeError("the server was never started")
+            raise RuntimeError("the child was never started")
         return await asyncio.shield(self._end)
 
     async def stop(self, grace: float = 30.0) -> None:
@@ -90,11 +90,18 @@ class ServerProcess:
                 async with asyncio.timeout(patience):
                     await self.ended()
 
-    def tail(self, lines: int = 15) -> str:
-        """The last non-empty lines that this life logged; "" when there are none."""
+    def logged(self) -> int:
+        """How long the log is."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+    def tail(self, lines: int = 15, since: int = 0) -> str:
+        """The last non-empty lines that this life logged; "" when there are none. since: of `logged`, to begin at."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(self._began, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                file.seek(max(self._began, since, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
@@ -148,7 +155,7 @@ class ServerProcess:
 
 
 def in_words(code: int) -> str:
-    """Of a guard's exit code; negative when the guard itself was killed, and the server with it."""
+    """Of a guard's exit code; negative when the guard itself was killed, and the child with it."""
     if code < 0:
         return f"was killed with its guard, by {signal.Signals(-code).name}"
     if code - 128 in set(signal.Signals):
@@ -174,7 +181,7 @@ def sweep(record: Path) -> bool:
 
 
 def end_guard(life: Life) -> bool:
-    """Have the guard kill its server; False when the guard is gone."""
+    """Have the guard kill its child; False when the guard is gone."""
     with contextlib.suppress(ProcessLookupError), closing_pidfd(life.guard_pid) as pidfd:
         if start_time(life.guard_pid) != life.start_time:
             return False
@@ -189,7 +196,7 @@ def end_guard(life: Life) -> bool:
 
 
 def kill_writers(life: Life) -> bool:
-    """Kill what a killed guard could not: the processes of this life whose output is the server's log."""
+    """Kill what a killed guard could not: the processes of this life whose output is the child's log."""
     found, deadline = False, time.monotonic() + KILL_SECONDS
     while (pids := writers(life)) and time.monotonic() < deadline:
         found = True

@@ -1,0 +1,1 @@
+"""Processes of a pool that end with it, whatever dies first."""

@@ -1,0 +1,16 @@
+"""What the end of a log says about why a child ended."""
+
+from __future__ import annotations
+
+import re
+
+FAULT = re.compile(r"\b\w*(Error|Exception)\b.*:|[Oo]ut of memory|error: ")
+NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
+
+
+def cause(log_text: str) -> str:
+    """Of the end of a log, what went wrong first: the traces that follow, of each process in turn, say less."""
+    lines = [line for line in log_text.splitlines() if not NOISE.search(line)]
+    first = next((number for number, line in enumerate(lines) if FAULT.search(line)), None)
+    shown = lines[-3:] if first is None else lines[first : first + 3]
+    return "its log: " + "\n".join(shown)

@@ -1,0 +1,206 @@
+"""What can be known of any Hugging Face model without loading it: config.json and the headers of its weight files.
+
+The builtin backend computes few architectures, and says so; other backends take more. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lorad.adapters.targets import HEAD, leaf
+from lorad.errors import SpecError
+from lorad.models.config import ModelConfig, parse_config
+from lorad.models.directory import BYTES, linear_shapes, read_json, weight_files
+
+Shapes = dict[str, tuple[int, int]]
+
+HEADER_LIMIT = 100 << 20  # bytes, as the safetensors library has it
+CHUNK = 16 << 20
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_EMBEDDINGS = re.compile(r"embed|(^|\.)(wte|wpe)$")
+_ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
+_EXPERT = re.compile(r"(^|\.)experts(\.|$)")
+_LAYERS = ("num_hidden_layers", "n_layer")
+_KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_OTHER_SENSES = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|mm_projector|multi_modal_projector)(\.|$)")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """dtype: of the checkpoint. parameters: of all its tensors; active: of those, how many a token meets (fewer than
+    all where experts take turns). linears: logical name -> (out, in) of what an adapter may target; experts: of linears
+    whose inputs depend on a router, which none may. cached: numbers that keys and values of one token are, in all
+    layers. layers, kv_heads, expert_count (in a layer): 0 where config.json does not say.
+    """
+
+    vocab: int
+    max_positions: int
+    dtype: str
+    parameters: int
+    active: int
+    linears: Shapes
+    experts: tuple[str, ...]
+    cached: int
+    layers: int
+    kv_heads: int
+    expert_count: int
+
+    def bytes(self, dtype: str = "auto") -> int:
+        """Of the weights once loaded; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown one."""
+        name = self.dtype if dtype == "auto" else dtype
+        if name not in BYTES:
+            raise SpecError(f"model.dtype: {name} is not supported", hint=f"use one of {', '.join(BYTES)}")
+        return self.parameters * BYTES[name]
+
+
+def read_facts(directory: Path) -> ModelFacts:
+    """Of a complete directory, whatever its architecture.
+
+    Raises: SpecError that names the missing part, and for quantized weights, which nothing trains on.
+    """
+    path = directory / "config.json"
+    data = read_json(path)
+    files = weight_files(directory)
+    try:
+        return _of_family(parse_config(data, str(path)))
+    except SpecError:
+        return _of_headers(data, files, str(path))
+
+
+def weights_sha256(directory: Path) -> str:
+    """sha256 (hex) over the names and bytes of the weight files: equal for every trainer and any sharding."""
+    digest = hashlib.sha256()
+    for path in weight_files(directory):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _of_family(config: ModelConfig) -> ModelFacts:
+    return ModelFacts(
+        vocab=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        dtype=config.dtype,
+        parameters=config.num_parameters,
+        active=config.num_parameters,
+        linears=linear_shapes(config),
+        experts=(),
+        cached=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        expert_count=0,
+    )
+
+
+def _of_headers(data: Mapping[str, Any], files: Sequence[Path], where: str) -> ModelFacts:
+    config = {**data, **(data.get("text_config") or {})}
+    if data.get("quantization_config") or config.get("quantization_config"):
+        raise SpecError(f"{where}: quantized weights cannot be trained on", hint="give the model in bfloat16")
+    tensors = {name: tensor for path in files for name, tensor in _header(path).items()}
+    is_tied = bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False)))
+    matrices = {name: shape for name, (_, shape) in tensors.items() if name.endswith(".weight") and len(shape) == 2}
+    modules = {name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in matrices.items()}
+    counts = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
+    own = Counter[str]()
+    for dtype, shape in tensors.values():
+        own[dtype] += math.prod(shape)
+    return ModelFacts(
+        vocab=_integer(config, ("vocab_size",), where),
+        max_positions=_integer(config, ("max_position_embeddings", "n_positions", "max_seq_len"), where),
+        dtype=_dtype(config, own),
+        parameters=sum(counts.values()),
+        active=_active(config, counts),
+        linears=_linears(modules, is_tied, data),
+        experts=tuple(sorted({name.removesuffix(".weight") for name in tensors if _EXPERT.search(name)})),
+        cached=_cached(config),
+        layers=_first(config, _LAYERS),
+        kv_heads=_first(config, _KV_HEADS),
+        expert_count=_first(config, _EXPERTS),
+    )
+
+
+def _linears(modules: Shapes, is_tied: bool, data: Mapping[str, Any]) -> Shapes:
+    """transformers' Conv1D, which has its weights transposed, is none: c_attn is wider than high there."""
+    found = {name: shape for name, shape in modules.items() if _is_target(name) and not (name == HEAD and is_tied)}
+    if any(leaf(name) == "c_attn" and rows < columns for name, (rows, columns) in found.items()):
+        found = {name: shape for name, shape in found.items() if not leaf(name).startswith("c_")}
+    if not found:
+        name = next(iter(data.get("architectures") or ()), "it")
+        raise SpecError(
+            f"model.path: {name} has no linear that an adapter could be put on",
+            hint="use a model whose layers are made of linears (transformers' Conv1D is none)",
+        )
+    return found
+
+
+def _is_target(module: str) -> bool:
+    return not any(kind.search(module) for kind in (_EMBEDDINGS, _ROUTER, _EXPERT, _OTHER_SENSES))
+
+
+def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
+    """Without the share of the experts that a token is not sent to."""
+    experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
+    used = next((config[key] for key in ("num_experts_per_tok", "moe_topk") if config.get(key)), None)
+    there = _first(config, _EXPERTS)
+    idle = experts * (there - used) // there if experts and used and there else 0
+    return sum(counts.values()) - idle
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    """0 where there is none."""
+    return next((config[key] for key in keys if isinstance(config.get(key), int) and config[key]), 0)
+
+
+def _cached(config: Mapping[str, Any]) -> int:
+    heads = config.get("num_attention_heads") or 1
+    width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    return 2 * (config.get("num_hidden_layers") or 0) * (config.get("num_key_value_heads") or heads) * width
+
+
+def _dtype(config: Mapping[str, Any], own: Counter[str]) -> str:
+    named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    found = named or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
+    return found if found in BYTES else "float32"
+
+
+def _integer(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    raise SpecError(
+        f"{where}: {keys[0]} is {config.get(keys[0])!r}, not a positive integer",
+        hint="Is it a causal language model? Download it again.",
+    )
+
+
+def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Tensor name -> (dtype, shape), as the file itself says."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > HEADER_LIMIT:
+                raise ValueError("its header is too long")
+            text = file.read(size)
+            if len(text) < size:
+                raise ValueError("it ends too early")
+            return dict(_tensors(json.loads(text)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"model.path: {path} is damaged: {error}", hint="Download or copy it again.") from None
+
+
+def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    for name, about in header.items():
+        if name != "__metadata__":
+            yield name, (str(about["dtype"]), tuple(int(size) for size in about["shape"]))

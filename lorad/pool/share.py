@@ -1,0 +1,70 @@
+"""How trainer and engine share the memory of a device, and in which dtype they hold the base."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from lorad.errors import SpecError
+from lorad.models.base import Base
+from lorad.models.facts import ModelFacts
+from lorad.pool.config import PoolConfig
+
+CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
+TRAINER_SHARE = 1.2  # what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
+LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile
+LEAST_FRACTION = 0.1  # of a device: less is no room for any server
+
+
+def dtype_of(config: PoolConfig, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
+    """`auto`: float32 on a CPU, whose bfloat16 is slow; else the checkpoint's own (float16 becomes bfloat16)."""
+    wanted: str = config.dtype
+    if wanted == "auto":
+        wanted = "float32" if config.device == "cpu" else facts.dtype
+    return "float32" if wanted == "float32" else "bfloat16"
+
+
+def trainer_bytes(config: PoolConfig, facts: ModelFacts) -> int:
+    """Of the base, on each of the trainer's devices. FSDP cuts it over all ranks, Megatron over tp and pp."""
+    whole = facts.bytes(dtype_of(config, facts))
+    ranks = config.ranks
+    if ranks is None:
+        return whole
+    return -(-whole // (ranks.tp * ranks.pp if config.trainer == "megatron" else ranks.ranks))
+
+
+def engine_cache(config: PoolConfig, facts: ModelFacts, base: Base, *, own: bool) -> int:
+    """Bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside the engine's.
+
+    The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same.
+    """
+    if base.device.type == "cpu":
+        return CPU_CACHE
+    beside = int(TRAINER_SHARE * trainer_bytes(config, facts)) if own else 0
+    left = int(_total(config) * config.memory_fraction) - base.nbytes() - beside
+    return max(LEAST_CACHE, left // 2)  # the other half is for training
+
+
+def server_share(config: PoolConfig, facts: ModelFacts) -> float:
+    """Of each device's memory, for all servers on it: what the trainer leaves when it does not train, or half.
+
+    Raises SpecError when that is no room.
+    """
+    if config.device == "cpu":
+        return config.memory_fraction
+    share = config.memory_fraction / 2
+    if config.mode == "timesliced":
+        kept = LODGER_SHARE if config.ranks is not None else TRAINER_SHARE
+        share = config.memory_fraction - kept * trainer_bytes(config, facts) / _total(config)
+    if share < LEAST_FRACTION:
+        raise SpecError(
+            f"{config.device}: {config.model} twice, for trainer and engine, does not fit",
+            hint="Use rollout.backend: builtin, which shares one copy, or raise pool.memory_fraction.",
+        )
+    return share
+
+
+def _total(config: PoolConfig) -> int:
+    """Bytes of the device."""
+    return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

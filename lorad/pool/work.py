@@ -1,0 +1,114 @@
+"""What the trainer's work comes to: tokens, seconds, memory, and the share of what its devices could compute."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from lorad.protocol.batch import Batch
+from lorad.protocol.calls import TrainerStatus
+from lorad.trainers.base import Trainer, TrainerHealth
+
+PEAKS: Mapping[str, float] = {
+    "A100": 312e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "H200 NVL": 835e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+}
+"""Flops per second in dense bf16, from NVIDIA's data sheets. A part of the name that torch tells -> peak."""
+FORWARD, BACKWARD = 2, 2
+"""Flops per parameter of the base and token: y = W x, and the gradient of x. The base needs none of W, which would be
+two more (Kaplan et al., 2020, "Scaling laws for neural language models", section 2.1). The adapter is left out."""
+
+
+def peak_of(name: str) -> float | None:
+    """Of a GPU by the name that torch gives it; the longest part that fits decides. None: not known."""
+    fitting = [part for part in PEAKS if all(word in name.replace("-", " ").split() for word in part.split())]
+    return PEAKS[max(fitting, key=len)] if fitting else None
+
+
+class Rate(Struct, frozen=True):
+    """parameters: of the base, those that one token meets. peak: flops per second of all of the trainer's devices."""
+
+    parameters: int
+    peak: float
+
+    def share(self, tokens: int, seconds: float, *, recomputes: bool) -> float:
+        """Of the devices' peak: model flops utilization (Chowdhery et al., 2022, PaLM, appendix B), counting, unlike
+        there, what is computed a second time.
+        """
+        per_token = (FORWARD + BACKWARD + (FORWARD if recomputes else 0)) * self.parameters
+        return per_token * tokens / (seconds * self.peak)
+
+
+@dataclass
+class Done:
+    """Of one run since its last optimizer step."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Work:
+    """All methods belong to the pool's asyncio loop. rate: None when it is not known."""
+
+    trainer: Trainer
+    rate: Rate | None
+    _done: dict[str, Done] = field(default_factory=dict)
+    _peak: int | None = None  # the most memory since the last step of any run
+
+    @contextmanager
+    def measured(self, run: str, batch: Batch) -> Iterator[None]:
+        """Around a forward and backward pass of a run."""
+        started = time.perf_counter()
+        yield
+        done = self._done.setdefault(run, Done())
+        done.seconds += time.perf_counter() - started
+        done.tokens += tokens_of(batch)
+
+    def take(self, run: str, *, recomputes: bool) -> tuple[Done, float | None]:
+        """What was done for `run` since this was asked last, and its share of the peak."""
+        done = self._done.pop(run, Done())
+        if self.rate is None or not done.seconds:
+            return done, None
+        share = self.rate.share(done.tokens, done.seconds, recomputes=recomputes)
+        return done, share if math.isfinite(share) else None
+
+    async def take_memory(self) -> tuple[int | None, int | None]:
+        """Bytes now, and the most since this was asked last; None: not told."""
+        health = await self.health()
+        peak, self._peak = self._peak, None
+        return health.memory, peak
+
+    async def health(self) -> TrainerHealth:
+        """The trainer's own answer forgets its peak: here it lasts until `take_memory`."""
+        health = await self.trainer.health()
+        if health.memory_peak is not None:
+            self._peak = max(self._peak or 0, health.memory_peak)
+        return msgspec.structs.replace(health, memory_peak=self._peak)
+
+    async def status(self, *, here: bool) -> TrainerStatus:
+        health = await self.health()
+        return TrainerStatus(health.alive, health.detail, here, health.memory, health.memory_peak)
+
+
+def tokens_of(batch: Batch) -> int:
+    """Of all samples, each with its prompt, which some trainers compute once for a group."""
+    return int((batch.prompt_lengths * batch.group_sizes).sum() + batch.completion_lengths.sum())

@@ -1,0 +1,161 @@
+"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state of what dropout draws from.
+
+The same files whatever trainer wrote them and over however many ranks, so that any other can go on with them. Gradients
+are not among them: a checkpoint is taken after a step. Everything is read and checked before anything is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
+from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
+from lorad.adapters.validate import validate
+from lorad.errors import AdapterRefused, IntegrityError
+
+OPTIMIZER = "optimizer.safetensors"
+RNG = "rng.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Arrays = dict[str, np.ndarray]
+Shapes = Mapping[str, tuple[int, int]]
+"""Logical name of a tensor (`….lora_A.weight`) -> its shape."""
+Wanted = Mapping[str, tuple[tuple[int, ...], str]]
+"""name -> (shape, dtype)"""
+
+NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from another one"
+
+
+class Saved(NamedTuple):
+    """What the files hold: tensors by logical name, optimizer steps done, the generator's state by kind.
+
+    rng: `dropout` (uint8, the state of one torch generator) or `draws` (int64 [2], a seed and how many calls drew).
+    """
+
+    weights: Arrays
+    exp_avg: Arrays
+    exp_avg_sq: Arrays
+    step: int
+    rng: Arrays
+
+
+def write(
+    directory: Path, adapter: Adapter, moments: Mapping[str, Arrays], step: int, rng: Arrays, base: str
+) -> list[str]:
+    """Into an existing directory; the names of the files. moments: of MOMENTS, each by logical name."""
+    write_peft(adapter, directory, base)
+    named = {f"{moment}.{name}": tensors[name] for moment, tensors in moments.items() for name in adapter.tensors}
+    save_file({**named, "step": np.array([step], np.int64)}, directory / OPTIMIZER)
+    save_file(rng, directory / RNG)
+    return [WEIGHTS, CONFIG, OPTIMIZER, RNG]
+
+
+def read(directory: Path, config: AdapterConfig, shapes: Shapes) -> Saved:
+    """Raises IntegrityError unless every tensor is there with its shape and no other is, and they are of an adapter
+    like `config` (dropout may differ).
+    """
+    weights = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
+    prefixed = _read(directory / WEIGHTS, {PEFT_PREFIX + name: wanted for name, wanted in weights.items()})
+    moments = {f"{moment}.{name}": wanted for moment in MOMENTS for name, wanted in weights.items()}
+    optimizer = _read(directory / OPTIMIZER, {**moments, "step": ((1,), "int64")})
+    _check_config(directory, config)
+    return Saved(
+        weights={name: prefixed[PEFT_PREFIX + name] for name in weights},
+        exp_avg={name: optimizer[f"exp_avg.{name}"] for name in weights},
+        exp_avg_sq={name: optimizer[f"exp_avg_sq.{name}"] for name in weights},
+        step=int(optimizer["step"][0]),
+        rng=_rng(directory / RNG),
+    )
+
+
+def read_source(directory: Path, config: AdapterConfig, linears: Shapes) -> Adapter:
+    """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's. Raises AdapterRefused."""
+    source = read_peft(directory)
+    if told := difference(source.config, config, ("modules", "rank", "scale")):
+        raise AdapterRefused(
+            f"{directory}: {told}",
+            hint="give lora.rank, lora.alpha, lora.rslora and lora.target_modules the values of that adapter",
+        )
+    validate(source, linears)
+    return source
+
+
+def difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str]) -> str:
+    """The first of some fields that are not the same, in words; empty when there is none."""
+    for field in fields:
+        theirs, ours = getattr(found, field), getattr(wanted, field)
+        if theirs != ours:
+            return f"its {field} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
+    return ""
+
+
+def later_seed(seed: int, step: int) -> int:
+    """For dropout that goes on after another kind of trainer: decided by the run's seed and the step."""
+    return int.from_bytes(hashlib.sha256(f"{seed} from step {step}".encode()).digest()[:8], "big") >> 1
+
+
+def _check_config(directory: Path, config: AdapterConfig) -> None:
+    """The same tensors mean another adapter with another alpha."""
+    hint = "resume with the settings that the checkpoint was made with, or from another one"
+    try:
+        saved = read_peft(directory).config
+    except AdapterRefused as error:
+        raise IntegrityError(str(error), hint=hint) from error
+    if told := difference(saved, config, ("modules", "rank", "alpha", "rslora")):
+        raise IntegrityError(f"{directory / CONFIG}: {told}", hint=hint)
+
+
+def _rng(path: Path) -> Arrays:
+    found = _arrays(path)
+    if found.keys() == {"draws"}:
+        _check(path, found, {"draws": ((2,), "int64")})
+    else:
+        shape = found["dropout"].shape if "dropout" in found else ()
+        _check(path, found, {"dropout": (shape, "uint8")})
+    return found
+
+
+def _read(path: Path, wanted: Wanted) -> Arrays:
+    """The arrays of one file, which must be exactly `wanted`."""
+    found = _arrays(path)
+    _check(path, found, wanted)
+    return found
+
+
+def _arrays(path: Path) -> Arrays:
+    try:
+        found: Arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise IntegrityError(f"{path}: not readable: {error}", hint=NOT_WHOLE) from error
+    return found
+
+
+def _check(path: Path, found: Arrays, wanted: Wanted) -> None:
+    wrong = {
+        "missing": wanted.keys() - found.keys(),
+        "unexpected": found.keys() - wanted.keys(),
+        "of the wrong shape or dtype": {
+            key for key in wanted.keys() & found.keys() if (found[key].shape, found[key].dtype.name) != wanted[key]
+        },
+    }
+    told = [f"{len(keys)} {what}: {_few(sorted(keys))}" for what, keys in wrong.items() if keys]
+    if told:
+        raise IntegrityError(f"{path}: {'; '.join(told)}", hint=NOT_WHOLE)
+
+
+def _few(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def _shown(value: object, other: object) -> str:
+    """A list of modules is shown by what the other one lacks."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return f"{len(value)} modules ({_few(sorted(set(value) - set(other))) or 'all of them shared'})"
+    return str(value)

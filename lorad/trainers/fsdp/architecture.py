@@ -1,0 +1,130 @@
+"""A Hugging Face causal LM without its weights, and what a trainer has to know about how it is built."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.utils.integrations import init_empty_weights
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lorad.errors import SpecError
+from lorad.trainers.arguments import ATTENTION
+
+log = logging.getLogger("lorad.fsdp")
+
+_ROUTERS = {"gate", "router", "shared_expert_gate"}
+_APART = {"full_attention", "sliding_attention"}
+"""Kinds of layers that keep the sequences of a row apart, wherever in the row these begin."""
+_LENGTH_SCALED = {"dynamic", "longrope"}
+"""Kinds of RoPE whose frequencies follow from the longest sequence of a row."""
+
+
+def read_config(directory: Path) -> Any:
+    """Raises SpecError for what transformers does not know, and for quantized weights."""
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError) as error:
+        hint = "give the directory of a model that transformers knows by itself; code of models is never run"
+        raise SpecError(f"model.path: {directory}: {_line(error)}", hint=hint) from error
+    if getattr(config, "quantization_config", None):
+        hint = "give the model in bfloat16 or float32"
+        raise SpecError(f"model.path: {directory}: quantized weights cannot be trained on", hint=hint)
+    return config
+
+
+def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
+    """Parameters on the meta device, tied as in the end, frozen; buffers are real, since no file holds all of them.
+
+    attention: a name that transformers knows; None is sdpa, or eager where the architecture lacks it.
+    """
+    wanted = [attention] if attention else ["sdpa", "eager"]
+    for kind in wanted:
+        try:
+            with init_empty_weights(include_buffers=False):
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation=kind, trust_remote_code=False
+                )
+            break
+        except (ValueError, ImportError) as error:
+            if kind == wanted[-1]:
+                hint = f"it must be a causal language model; backend_args: {{{ATTENTION}: …}} chooses another attention"
+                raise SpecError(f"model.path: {_line(error)}", hint=hint) from error
+            log.warning("%s is without %s attention", config.model_type, kind)
+    model.tie_weights()
+    if dtype != torch.float32:
+        _keep_in_fp32(model)
+    return model.eval().requires_grad_(False)
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The layers in their order; raises SpecError where they are no list of the length that the config tells."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.get_decoder().modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    hint = "use trainer.backend=builtin or another model"
+    raise SpecError(f"model.path: no list of {count} decoder layers in {type(model).__name__}", hint=hint)
+
+
+def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[int, int]]:
+    """(out, in) by logical name of the linears in the decoder's layers, and of `lm_head` when it is untied.
+
+    Without routers and experts: their inputs depend on which tokens are routed there.
+    """
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        inside.add(id(head))
+    found = {
+        name: (module.out_features, module.in_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) in inside and not _is_routed(name)
+    }
+    if not found:
+        hint = "use a model whose layers are made of linears (transformers' Conv1D is none)"
+        raise SpecError(f"model.path: {type(model).__name__} has no linear that an adapter could be put on", hint=hint)
+    return found
+
+
+def takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
+
+
+def may_pack(model: Any) -> bool:
+    """Whether nothing in the config speaks against several sequences in a row."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    return takes(model, "position_ids") and kinds <= _APART and not _LENGTH_SCALED & set(_words(ropes))
+
+
+def _keep_in_fp32(model: Any) -> None:
+    """What the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained` does."""
+    kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):
+            tensor.data = tensor.data.float()
+
+
+def _is_routed(name: str) -> bool:
+    parts = name.split(".")
+    return "experts" in parts or parts[-1] in _ROUTERS
+
+
+def _words(nested: object) -> list[str]:
+    """Every string among the values of nested mappings and lists."""
+    if isinstance(nested, str):
+        return [nested]
+    inner = nested.values() if isinstance(nested, Mapping) else nested if isinstance(nested, Sequence) else ()
+    return [word for value in inner for word in _words(value)]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,143 @@
+"""A Hugging Face causal LM sharded over data-parallel ranks by FSDP2, with adapters by PEFT that FSDP does not know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from lorad.errors import SpecError
+from lorad.trainers.arguments import ATTENTION
+from lorad.trainers.fsdp import architecture, weights
+from lorad.trainers.fsdp.adapter import AdapterRoom
+from lorad.trainers.fsdp.packing import keeps_apart
+from lorad.trainers.fsdp.recompute import Recompute
+from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, MountKey
+from lorad.trainers.sharded.rows import Rows
+from lorad.trainers.sharded.workers import DataParallel
+
+log = logging.getLogger("lorad.fsdp")
+
+_UNBOUNDED = 1 << 20  # tokens, where a config names no limit
+
+
+def open_body(settings: BodySettings) -> Body:
+    """All ranks of `torch.distributed` are data-parallel ones. Collective.
+
+    settings.args: `attn_implementation`, by transformers' names; sdpa unless given.
+    Raises SpecError for other arguments, other kinds of parallelism, and a model that cannot be loaded.
+    """
+    split = {kind: getattr(settings, kind) for kind in ("tp", "pp", "cp", "ep") if getattr(settings, kind) != 1}
+    if split:
+        told = ", ".join(f"{kind}={size}" for kind, size in split.items())
+        raise SpecError(f"trainer: fsdp has data-parallel ranks alone, not {told}", hint="use dp, or backend=megatron")
+    unknown = sorted(set(settings.args) - {ATTENTION})
+    attention = settings.args.get(ATTENTION)
+    if unknown or not isinstance(attention, str | None):
+        what = ", ".join(unknown) or f"{ATTENTION}={attention!r}"
+        raise SpecError(f"trainer.backend_args: {what}", hint=f"fsdp takes {ATTENTION}: a name")
+    return FsdpBody(settings, attention)
+
+
+class FsdpBody(Body):
+    """Each decoder layer's weights, and the rest, are gathered when needed and let go; adapters are whole everywhere.
+
+    The base is always in evaluation mode: of dropout there is the adapter's alone.
+    """
+
+    lockstep = True
+
+    def __init__(self, settings: BodySettings, attention: str | None) -> None:
+        directory = Path(settings.model)
+        self.device = torch.device(settings.device)
+        self.dtype = getattr(torch, settings.dtype)
+        self._world: Any = dist.group.WORLD
+        self.dp = DataParallel(dist.get_rank(), dist.get_world_size(), self._world)
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
+        self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, attention)
+        self._text = self._model.config.get_text_config()
+        self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
+        self._shard(architecture.decoder_layers(self._model))
+        weights.fill(self._model, directory, self.device)
+        self._has_positions = architecture.takes(self._model, "position_ids")
+        self._keeps_logits = architecture.takes(self._model, "logits_to_keep")
+        with self._room.reached():
+            self.packs = self._keeps_apart() and architecture.may_pack(self._model)
+        log.info("%d linears; sequences %s", len(self.shapes), "share rows" if self.packs else "have rows of their own")
+
+    def _shard(self, layers: list[Any]) -> None:
+        self._recompute = Recompute()
+        self._recompute.install(layers)
+        self._room = AdapterRoom(self._model, architecture.linear_shapes(self._model, layers))
+        mesh, ignored = DeviceMesh.from_group(self._world, self.device.type), self._room.parameters()
+        for module in (*layers, self._model):
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
+        self._room.clear()
+
+    def _keeps_apart(self) -> bool:
+        """The same on all ranks."""
+        mine = keeps_apart(lambda ids, positions: self._logits(ids, positions, None), self.vocab, self.device)
+        return self.dp.most(int(not mine), self.device) == 0
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        return self._room.shapes
+
+    @property
+    def vocab(self) -> int:
+        return int(self._text.vocab_size)
+
+    @property
+    def max_tokens(self) -> int:
+        return int(getattr(self._text, "max_position_embeddings", None) or _UNBOUNDED)
+
+    @property
+    def parameter_count(self) -> int:
+        return self._count
+
+    def checksum(self) -> str:
+        return weights.checksum(self._model)
+
+    def mount(self, key: MountKey) -> Mounted:
+        return self._room.put(key, self.dtype, self.device)
+
+    def unmount(self) -> None:
+        self._room.clear()
+
+    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
+        self._recompute.on = recompute
+        with self._room.acting(adapter, train):
+            return self._logits(rows.ids, rows.positions, rows.predictors)
+
+    def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
+        """Also of no tokens: what the other ranks' backward needs from this one is in the graph."""
+        logits = self.logits(rows, adapter=True, train=True, recompute=recompute)
+        (loss_of(logits) + 0 * logits.sum() if not len(logits) else loss_of(logits)).backward()
+
+    def offload(self) -> None:
+        self._move(torch.device("cpu"))
+
+    def onload(self) -> None:
+        self._move(self.device)
+
+    def _logits(self, ids: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
+        """[T, vocab]; all of them without `keep`."""
+        more: dict[str, Any] = {"position_ids": positions} if self._has_positions else {}
+        if self._keeps_logits and keep is not None:
+            more["logits_to_keep"] = keep
+        found: Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0]
+        return found if keep is None or self._keeps_logits else found[keep]
+
+    def _move(self, device: torch.device) -> None:
+        """Shards and buffers of the base; adapters stay, since others hold views of their memory."""
+        stays = [tensor for parameter in self._room.parameters() for tensor in (parameter, parameter.grad)]
+        known = {id(tensor) for tensor in stays}
+        self._model._apply(lambda tensor: tensor if id(tensor) in known else tensor.to(device))

@@ -1,0 +1,167 @@
+"""The weights of a sharded model: each rank reads its own rows, so that the whole model is in no memory."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+
+from lorad.errors import SpecError
+from lorad.models.directory import weight_files
+from lorad.trainers.fsdp.adapter import is_adapter
+
+log = logging.getLogger("lorad.fsdp")
+
+
+def fill(model: nn.Module, directory: Path, device: torch.device) -> None:
+    """Allocate this rank's shards of a model on the meta device and fill them. Collective.
+
+    Raises SpecError where the files do not hold exactly what the model needs.
+    """
+    derived = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(derived[name])
+    files = _where(directory)
+    if _is_stored_as_named(model, files):
+        log.info("every rank reads its own rows of %s", directory)
+        _read_rows(model, files)
+    else:
+        log.info(
+            "names in %s are not those of the modules: rank 0 reads all of it, the others get their rows", directory
+        )
+        _receive_rows(model, directory, device)
+
+
+def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What a checkpoint holds of the base, once each and by the names there; adapters are left out."""
+    transient = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not is_adapter(name) and name not in transient:
+            yield name.replace(".base_layer.", "."), tensor
+
+
+def checksum(model: nn.Module) -> str:
+    """sha256 over names, shapes and bytes of the parts that this rank holds."""
+    digest = hashlib.sha256()
+    for name, tensor in weights(model):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(_local(tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _where(directory: Path) -> dict[str, Path]:
+    """Which file holds a tensor."""
+    found: dict[str, Path] = {}
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found.update(dict.fromkeys(file.keys(), path))
+        except (SafetensorError, OSError) as error:
+            raise SpecError(f"{path}: not a safetensors file: {error}", hint="download it again") from error
+    return found
+
+
+def _is_stored_as_named(model: nn.Module, files: dict[str, Path]) -> bool:
+    """Whether tensors can be copied as they are: transformers fuses or renames those of some architectures."""
+    return not _converts(model) and all(name in files for name, _ in weights(model))
+
+
+def _converts(model: nn.Module) -> bool:
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+    except ImportError:  # before transformers 5 modules are stored as they are
+        return False
+    return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
+
+
+@torch.no_grad()
+def _read_rows(model: nn.Module, files: dict[str, Path]) -> None:
+    wanted = dict(weights(model))
+    for path in sorted(set(files.values())):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if name in wanted:
+                    _read(file, path, name, wanted[name])
+    unread = sorted(set(files) - set(wanted))
+    if unread:
+        log.info("%d tensors have no place in the model and were not read: %s", len(unread), ", ".join(unread[:3]))
+
+
+def _read(file: Any, path: Path, name: str, into: Tensor) -> None:
+    stored = file.get_slice(name)
+    if tuple(stored.get_shape()) != tuple(into.shape):
+        raise SpecError(
+            f"{path}: {name} has shape {tuple(stored.get_shape())}, config.json says {tuple(into.shape)}",
+            hint="the weights and config.json belong to different models",
+        )
+    local = _local(into)
+    if not local.numel():
+        return
+    local.copy_(stored[_rows(into)] if into.dim() else file.get_tensor(name))
+
+
+def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> None:
+    """Rank 0 loads as transformers does and shows the others one tensor at a time."""
+    whole: dict[str, Tensor] = {}
+    failure = ""
+    if dist.get_rank() == 0:
+        try:
+            whole = _loaded(model, directory)
+        except (SpecError, ValueError, OSError, RuntimeError) as error:
+            failure = " ".join(str(error).split())[:500]
+    is_fine = torch.tensor([int(not failure)], device=device)
+    dist.broadcast(is_fine, 0)
+    if not is_fine.item():
+        raise SpecError(f"{directory}: {failure or 'rank 0 could not load it'}", hint="check that the model is whole")
+    for name, tensor in weights(model):
+        shown = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        if whole:
+            shown.copy_(whole.pop(name))
+        dist.broadcast(shown, 0)
+        with torch.no_grad():
+            _local(tensor).copy_(shown[_rows(tensor)] if tensor.dim() else shown)
+
+
+def _loaded(model: Any, directory: Path) -> dict[str, Tensor]:
+    loaded, told = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=model.dtype,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    if told["missing_keys"]:
+        names = sorted(told["missing_keys"])
+        raise SpecError(f"no tensor {', '.join(names[:3])}", hint="complete the download")
+    return {name: tensor.detach() for name, tensor in weights(loaded)}
+
+
+def _rows(tensor: Tensor) -> slice:
+    """Which rows of the whole this rank holds: FSDP2 cuts as `torch.chunk` does."""
+    count = tensor.shape[0]
+    if not isinstance(tensor, DTensor):
+        return slice(0, count)
+    share = -(-count // tensor.device_mesh.size())
+    begin = min(share * tensor.device_mesh.get_local_rank(), count)
+    return slice(begin, min(begin + share, count))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached

@@ -1,0 +1,179 @@
+"""Megatron's model as a body: one base per set of model-parallel ranks, one adapter in it at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lorad.errors import AdapterRefused
+from lorad.trainers.megatron import rotary
+from lorad.trainers.megatron.forward import hidden_shape, predict
+from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
+from lorad.trainers.megatron.pipeline import Pipeline, Run
+from lorad.trainers.megatron.provider import DTYPES, Base, build
+from lorad.trainers.megatron.targets import Target, chosen, paths_here, those_here, trainable_shapes
+from lorad.trainers.sharded.body import Body, BodySettings, LossOf, Mounted, MountKey
+from lorad.trainers.sharded.rows import Rows
+from lorad.trainers.sharded.workers import DataParallel
+
+LAYOUTS = 16
+"""How many kinds of adapter are remembered; a kind costs two exports to learn."""
+
+
+def open_body(settings: BodySettings) -> Body:
+    """After `workers.join`. Raises: SpecError for what lorad or Megatron does not take."""
+    return MegatronBody(build(settings), settings)
+
+
+class MegatronBody(Body):
+    fuses = True
+
+    def __init__(self, base: Base, settings: BodySettings) -> None:
+        from megatron.core import parallel_state
+        from megatron.core.transformer.moe.moe_layer import MoELayer
+
+        self._base, self._model = base, base.model
+        self.device = torch.device(settings.device)
+        self.dtype = DTYPES[settings.dtype]
+        self.lockstep = settings.ep > 1
+        self._tp = settings.tp
+        self._tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
+        group = parallel_state.get_data_parallel_group()
+        size = parallel_state.get_data_parallel_world_size()
+        self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
+        reference = _reference(base)
+        rotary.check(reference, self._model, base.config)
+        self._pipeline = Pipeline(self.device, self.dtype)
+        self._paths = paths_here(self._model)
+        self._shapes = trainable_shapes(reference, self._exist, tied=bool(base.config.tie_word_embeddings))
+        self._parameters = sum(parameter.numel() for parameter in reference.parameters())
+        self._experts = [module for module in self._model.modules() if isinstance(module, MoELayer)]
+        self._wrapped: list[Wrapped] = []
+        self._layouts: dict[MountKey, Layout] = {}
+        self._host: list[Tensor] = []
+
+    def _exist(self, paths: Sequence[str]) -> list[bool]:
+        return self._pipeline.anywhere([path in self._paths for path in paths])
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        return self._shapes
+
+    @property
+    def vocab(self) -> int:
+        return int(self._base.config.vocab_size)
+
+    @property
+    def max_tokens(self) -> int:
+        return int(self._base.config.max_position_embeddings)
+
+    @property
+    def parameter_count(self) -> int:
+        return self._parameters
+
+    def checksum(self) -> str:
+        whole = hashlib.sha256()
+        for name, tensor in sorted(self._model.state_dict().items()):
+            if ".adapter." not in name and isinstance(tensor, Tensor) and not name.endswith("_extra_state"):
+                whole.update(name.encode())
+                whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return whole.hexdigest()
+
+    def mount(self, key: MountKey) -> Mounted:
+        self.unmount()
+        targets = chosen(key, self._shapes, self._tp)
+        self._wrap(targets, key)
+        mounted = MegatronMounted(targets, self._wrapped, key, self._export, self._shapes, self.device)
+        try:
+            self._learn(mounted, key)
+        except BaseException:
+            self.unmount()
+            raise
+        return mounted
+
+    def _wrap(self, targets: Sequence[Target], key: MountKey) -> None:
+        """On every stage, or on none."""
+        failure: AdapterRefused | None = None
+        try:
+            self._wrapped = wrap(self._model, those_here(targets, self._paths), key)
+        except AdapterRefused as error:
+            failure = error
+        mine = self._pipeline.rank if self._wrapped else self._pipeline.size
+        lowest = self._pipeline.least(-1 if failure else mine)
+        if lowest < 0:
+            self.unmount()
+            raise failure or AdapterRefused("another stage of the pipeline refused the adapter")
+        self._pipeline.first_trained = lowest
+
+    def _learn(self, mounted: MegatronMounted, key: MountKey) -> None:
+        if key not in self._layouts:
+            mounted.learn_layout(self._tp_rank)
+            self._layouts[key] = mounted.layout
+            for oldest in list(self._layouts)[:-LAYOUTS]:
+                del self._layouts[oldest]
+        mounted.layout = self._layouts[key]
+
+    def unmount(self) -> None:
+        unwrap(self._model, self._wrapped)
+        self._wrapped = []
+
+    def _export(self) -> Iterator[tuple[str, Tensor]]:
+        found = self._base.bridge.export_adapter_weights([self._model], cpu=False, show_progress=False)
+        return ((each.param_name, each.weight) for each in found)
+
+    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
+        self._prepare(adapter, train)
+        run = self._layers(rows, recompute and train)
+        return run(None) if self._pipeline.size == 1 else self._pipeline.scores(run, *self._between(rows))
+
+    def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
+        if self._pipeline.size == 1:
+            super().backward(rows, loss_of, recompute=recompute)
+            return
+        self._prepare(adapter=True, train=True)
+        self._pipeline.backward(self._layers(rows, recompute), *self._between(rows), loss_of)
+
+    def _prepare(self, adapter: bool, train: bool) -> None:
+        for one in self._wrapped:
+            one.enable(adapter)
+        self._model.train(train)
+        for layer in self._experts:  # frozen: in training they balance their load, and refuse tensor parallelism
+            layer.eval()
+
+    def _layers(self, rows: Rows, recompute: bool) -> Run:
+        packed = self._base.packed
+        return lambda below: predict(
+            self._model, rows, self.vocab, packed=packed, recompute=recompute, tp=self._tp, below=below
+        )
+
+    def _between(self, rows: Rows) -> tuple[tuple[int, int, int], tuple[int, int]]:
+        return hidden_shape(self._model, rows, self._tp), (len(rows.targets), self.vocab)
+
+    def offload(self) -> None:
+        """The host's copy is kept: the base is frozen."""
+        if self.device.type == "cpu":
+            return
+        mine = self._base_parameters()
+        if not self._host:
+            self._host = [parameter.data.to("cpu").pin_memory() for parameter in mine]
+        for parameter, host in zip(mine, self._host, strict=True):
+            parameter.data = host
+
+    def onload(self) -> None:
+        for parameter in self._base_parameters():
+            parameter.data = parameter.data.to(self.device, non_blocking=True)
+
+    def _base_parameters(self) -> list[nn.Parameter]:
+        return [parameter for name, parameter in self._model.named_parameters() if ".adapter." not in name]
+
+
+def _reference(base: Base) -> nn.Module:
+    """transformers' model without memory: its parameters and linears are what logical names speak of."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(base.config)
+    return model

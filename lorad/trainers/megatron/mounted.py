@@ -1,0 +1,179 @@
+"""An adapter inside the model: Bridge's own modules around Megatron's, put in and taken out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lorad.errors import AdapterRefused
+from lorad.trainers.megatron.layout import Piece, discover
+from lorad.trainers.megatron.targets import HEAD, Target, members
+from lorad.trainers.sharded.body import Mounted, MountKey
+
+Export = Callable[[], Iterator[tuple[str, Tensor]]]
+Layout = dict[str, Piece]
+SIDES = {"lora_A": "linear_in", "lora_B": "linear_out"}
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """One module, before and after. flags: what Bridge sets on the module itself (Transformer Engine's only)."""
+
+    target: Target
+    original: nn.Module
+    wrapper: nn.Module
+    flags: Mapping[str, object]
+
+    def enable(self, on: bool) -> None:
+        """Off, the module computes what the original does."""
+        wrapper: Any = self.wrapper
+        (wrapper.enable_adapter_layers if on else wrapper.disable_adapter_layers)()
+
+
+def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wrapped]:
+    """Fresh adapters, all zeros, around the modules.
+
+    Raises AdapterRefused, and leaves the model as it was, where Bridge wraps nothing.
+    """
+    peft = _peft(key)
+    found: list[Wrapped] = []
+    try:
+        for target in targets:
+            found.append(_wrap(model, target, peft))
+    except BaseException:
+        unwrap(model, found)
+        raise
+    return found
+
+
+def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
+    """What was not asked for in a fused module gets zeros as well, which stay: Bridge's forward wants every member."""
+    original = model.get_submodule(target.path)
+    flags = {name: value for name, value in vars(original).items() if name.startswith("return_layernorm_output")}
+    parent, _, name = target.path.rpartition(".")
+    wrapper = peft.transform(original, name=name, prefix=parent)
+    if wrapper is original or not hasattr(wrapper, "to_wrap"):
+        raise AdapterRefused(f"Bridge puts no adapter on {next(iter(target.members.values()))}")
+    setattr(model.get_submodule(parent), name, wrapper)
+    if isinstance(wrapper.adapter, nn.ModuleDict):
+        for member in set(members(target)) - set(target.members):
+            wrapper.adapter[member].requires_grad_(False)
+    return Wrapped(target, original, wrapper, flags)
+
+
+def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
+    """The model is exactly what it was."""
+    for one in wrapped:
+        parent, _, name = one.target.path.rpartition(".")
+        setattr(model.get_submodule(parent), name, one.original)
+        vars(one.original).update(one.flags)
+
+
+def _peft(key: MountKey) -> Any:
+    """Bridge scales by alpha / dim. Its own draw of A is left out: it would move the generators, and means nothing."""
+    from megatron.bridge.peft.canonical_lora import CanonicalLoRA
+    from megatron.bridge.peft.lora import LoRA
+
+    adapter = key.adapter
+    kind = CanonicalLoRA if key.lora_type == "canonical_lora" else LoRA
+    peft = kind(
+        dim=adapter.rank, alpha=adapter.scale * adapter.rank, dropout=adapter.dropout, lora_A_init_method="zero"
+    )
+    peft.target_modules = [*peft.target_modules, "output_layer"]
+    peft._init_target_match_state()
+    return peft
+
+
+class MegatronMounted(Mounted):
+    """targets: of the whole model. wrapped: those on this stage, to which `_holders` and the layout are confined."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        wrapped: Sequence[Wrapped],
+        key: MountKey,
+        export: Export,
+        shapes: Mapping[str, tuple[int, int]],
+        device: torch.device,
+    ) -> None:
+        self._export, self._device = export, device
+        self._shapes = shapes
+        modules = [list(target.members.values()) for target in targets]
+        self._sharing = modules if key.lora_type == "lora" else []
+        self._names = {f"{name}.{side}.weight" for fused in modules for name in fused for side in SIDES}
+        self._holders: list[nn.Module] = []
+        self._holder: dict[str, int] = {}
+        for one in wrapped:
+            self._enter(one)
+        self.layout: Layout = {}
+
+    def _enter(self, one: Wrapped) -> None:
+        """Note which of the parameters is which logical tensor's; fused members share one."""
+        for member, name in one.target.members.items():
+            adapter = one.wrapper.get_submodule("adapter")
+            split = bool(member) and isinstance(adapter, nn.ModuleDict)
+            for side, linear in SIDES.items():
+                module = adapter.get_submodule(f"{member}.{linear}" if split else linear)
+                if module not in self._holders:
+                    self._holders.append(module)
+                self._holder[f"{name}.{side}.weight"] = self._holders.index(module)
+
+    def learn_layout(self, rank: int) -> None:
+        """Before `scatter`. Collective. Raises AdapterRefused where Bridge exports less than was asked for."""
+        shapes = [(p.shape[0], p.shape[1]) for p in self.parameters]
+        self.layout = discover(self.gather, shapes, self._holder, rank)
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        return [holder.get_parameter("weight") for holder in self._holders]
+
+    def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        with self._in_place_of_weights(local):
+            for name, tensor in self._export():
+                if name in self._names:
+                    found[name] = self._whole(name, tensor)
+        if found.keys() != self._names:
+            raise AdapterRefused(f"Bridge exports no {min(self._names - found.keys())}")
+        return found
+
+    def _whole(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy, without the rows by which Megatron pads a vocabulary."""
+        if name == f"{HEAD}.lora_B.weight":
+            tensor = tensor[: self._shapes[HEAD][0]]
+        return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+    @contextmanager
+    def _in_place_of_weights(self, local: Sequence[Tensor]) -> Iterator[None]:
+        weights = self.parameters
+        try:
+            for holder, tensor in zip(self._holders, local, strict=True):
+                moved = tensor.detach().to(self._device, torch.float32).contiguous()
+                holder.weight = nn.Parameter(moved, requires_grad=False)
+            yield
+        finally:
+            for holder, weight in zip(self._holders, weights, strict=True):
+                holder.weight = weight
+
+    def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:
+        for first, *others in self._sharing:  # of all stages, so that all refuse the same
+            for other in others:
+                if not np.array_equal(logical[f"{first}.lora_A.weight"], logical[f"{other}.lora_A.weight"]):
+                    raise _differing(first, other)
+        parts = [np.zeros(p.shape, np.float32) for p in self.parameters]
+        for name, piece in self.layout.items():
+            piece.copy(logical[name], parts[self._holder[name]])
+        return [torch.from_numpy(part) for part in parts]
+
+
+def _differing(here: str, there: str) -> AdapterRefused:
+    return AdapterRefused(
+        f"fused LoRA shares A over {here} and {there}, but theirs differ",
+        hint="such an adapter needs lora.type: canonical_lora",
+    )

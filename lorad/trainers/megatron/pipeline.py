@@ -1,0 +1,104 @@
+"""The stages of a pipeline: hidden states go up from stage to stage, their gradients come down.
+
+One micro-batch is under way at a time, so all stages but one wait: memory is shared out, not time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lorad.trainers.sharded.body import LossOf
+
+Run = Callable[[Tensor | None], Tensor]
+"""This stage's layers, from the hidden states of the stage below, None on the first; scores come out of the last."""
+
+
+class Pipeline:
+    """This rank's stage. All stages work on the same rows. dtype: of what goes from stage to stage.
+
+    first_trained: the lowest stage that has an adapter; nothing below it needs a gradient.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        from megatron.core import parallel_state
+
+        self._group: dist.ProcessGroup = parallel_state.get_pipeline_model_parallel_group()
+        self._device, self._dtype = device, dtype
+        self.rank: int = parallel_state.get_pipeline_model_parallel_rank()
+        self.size: int = parallel_state.get_pipeline_model_parallel_world_size()
+        self.first_trained = 0
+
+    def anywhere(self, here: Sequence[bool]) -> list[bool]:
+        """What is true on some stage. Collective."""
+        flags = torch.tensor(here, dtype=torch.int32, device=self._device)
+        if self.size > 1:
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
+        return [bool(flag) for flag in flags.tolist()]
+
+    def least(self, number: int) -> int:
+        """Of the stages' numbers. Collective."""
+        found = torch.tensor([number], device=self._device)
+        if self.size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
+        return int(found.item())
+
+    def scores(self, run: Run, hidden: Sequence[int], scores: Sequence[int]) -> Tensor:
+        """On every stage, without a graph. hidden, scores: shapes, of what goes up and of what comes out at the top."""
+        with torch.no_grad():
+            found = run(self._from_below(hidden))
+        return self._passed_on(found, scores)
+
+    def backward(self, run: Run, hidden: Sequence[int], scores: Sequence[int], loss_of: LossOf) -> None:
+        """Every stage is told the scores, so that what `loss_of` notes is the same on all of them."""
+        below = self._from_below(hidden)
+        trains, asks = self.rank >= self.first_trained, self.rank > self.first_trained
+        if below is not None:
+            below.requires_grad_(asks)
+        with torch.set_grad_enabled(trains):
+            found = run(below)
+        told = self._passed_on(found.detach(), scores)
+        if self._is_last:
+            loss_of(found).backward()
+        else:
+            with torch.no_grad():
+                loss_of(told)
+            del told
+            if trains:
+                found.backward(self._receive(hidden, self.rank + 1).to(found.dtype))
+        if below is not None and asks:
+            self._send(below.grad, self.rank - 1)
+
+    @property
+    def _is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+    def _passed_on(self, found: Tensor, scores: Sequence[int]) -> Tensor:
+        """Scores from the last stage to all; from another one, hidden states to the next before."""
+        if not self._is_last:
+            self._send(found, self.rank + 1)
+        told = found.to(self._dtype).contiguous() if self._is_last else self._empty(scores)
+        if told.numel():
+            dist.broadcast(told, self._place(self.size - 1), group=self._group)
+        return told
+
+    def _from_below(self, shape: Sequence[int]) -> Tensor | None:
+        return self._receive(shape, self.rank - 1) if self.rank else None
+
+    def _receive(self, shape: Sequence[int], stage: int) -> Tensor:
+        found = self._empty(shape)
+        dist.recv(found, self._place(stage), group=self._group)
+        return found
+
+    def _send(self, tensor: Tensor | None, stage: int) -> None:
+        assert tensor is not None
+        dist.send(tensor.to(self._dtype).contiguous(), self._place(stage), group=self._group)
+
+    def _empty(self, shape: Sequence[int]) -> Tensor:
+        return torch.empty(tuple(shape), dtype=self._dtype, device=self._device)
+
+    def _place(self, stage: int) -> int:
+        return dist.get_global_rank(self._group, stage)

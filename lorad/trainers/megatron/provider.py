@@ -1,0 +1,182 @@
+"""From a Hugging Face directory and a spec's numbers to Megatron's model: frozen, without adapters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import nn
+
+from lorad.errors import SpecError
+from lorad.trainers.arguments import SPLITS, own_fields
+from lorad.trainers.sharded.body import BodySettings
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NO_FUSION = {
+    "masked_softmax_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "apply_rope_fusion": False,
+    "cross_entropy_loss_fusion": False,
+    "persist_layer_norm": False,
+    "attention_softmax_in_fp32": True,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
+    "moe_router_fusion": False,
+}
+"""What Megatron's own layers cannot do without Transformer Engine or Apex, or do less exactly."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """bridge: Bridge's `AutoBridge`, which knows the names. model: the bare `GPTModel` of this rank, one stage of it.
+    config: as the directory's `config.json` has it. packed: whether attention takes packed sequences, or needs a mask.
+    """
+
+    bridge: Any
+    model: nn.Module
+    config: Any
+    packed: bool
+
+
+def build(settings: BodySettings) -> Base:
+    """Raises: SpecError for what lorad or Megatron does not take."""
+    _check(settings)
+    logging.getLogger("megatron").setLevel(logging.WARNING)  # it tells what it lacks, and every module of every mount
+    try:
+        from megatron.bridge import AutoBridge
+    except ImportError as error:
+        raise SpecError(
+            f"trainer.backend: Megatron-Bridge cannot be imported: {error}",
+            hint="config.yaml: backends: {megatron: {python: …}} must name an interpreter that has megatron-bridge, "
+            "megatron-core and transformer-engine",
+        ) from error
+    dtype = DTYPES[settings.dtype]
+    with _taken(settings.model):
+        bridge = AutoBridge.from_hf_pretrained(settings.model, torch_dtype=dtype)
+        config = bridge.hf_pretrained.config
+        provider = bridge.to_megatron_provider(load_weights=True)
+    _check_heads(config, settings.tp)
+    _check_layers(config, settings)
+    packed = _has_packed_attention(settings)
+    _set(provider, _own_fields(settings, dtype, config.vocab_size, packed=packed), settings.args)
+    try:
+        provider.finalize()
+    except (ValueError, AssertionError, TypeError) as error:
+        raise SpecError(
+            f"Megatron does not take this trainer: {error}", hint="change trainer.backend_args, tp, pp or ep"
+        ) from error
+    with _taken(settings.model):
+        return Base(bridge, _model(provider, settings), config, packed)
+
+
+@contextmanager
+def _taken(model: str) -> Iterator[None]:
+    """What Bridge and Megatron say of a model that they do not know, or cannot build or load here, is a SpecError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, AssertionError, NotImplementedError, SafetensorError) as error:
+        told = " ".join(str(error).split())[:300] or type(error).__name__
+        raise SpecError(
+            f"model.path: Megatron does not take {model}: {told}",
+            hint="use trainer.backend: fsdp, or a model that Megatron-Bridge knows",
+        ) from error
+
+
+def _check(settings: BodySettings) -> None:
+    """Before anything is loaded."""
+    if settings.cp > 1:
+        raise SpecError(
+            f"trainer.cp: {settings.cp} is not supported: sequences would have to be cut over ranks",
+            hint="use tp, pp and dp",
+        )
+    world, size = dist.get_world_size(), settings.tp * settings.pp
+    if world % size:
+        raise SpecError(f"trainer: tp x pp is {size}, not a part of the {world} ranks", hint="ranks are tp x pp x dp")
+    for name, number, kind in (("ep", settings.ep, "expert-parallel rank"), ("pp", settings.pp, "pipeline stage")):
+        if number > 1:
+            log.warning("trainer.%s: more than one %s was only ever run on tiny models, without a GPU", name, kind)
+
+
+def _check_layers(config: Any, settings: BodySettings) -> None:
+    """An uneven split is for Megatron to judge."""
+    layers, stages = config.num_hidden_layers, settings.pp
+    if layers % stages and not SPLITS & settings.args.keys():
+        raise SpecError(
+            f"trainer.pp: {stages} stages cannot share {layers} layers evenly",
+            hint="pp must divide num_hidden_layers, or trainer.backend_args say num_layers_in_first_pipeline_stage",
+        )
+
+
+def _check_heads(config: Any, tp: int) -> None:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % tp:
+        raise SpecError(
+            f"trainer.tp: {tp} ranks cannot share {heads} key-value heads", hint="tp must divide num_key_value_heads"
+        )
+
+
+def _has_packed_attention(settings: BodySettings) -> bool:
+    """Transformer Engine has no fused attention in fp32, so Megatron's own layers compute that."""
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    return bool(HAVE_TE) and settings.device.startswith("cuda") and settings.dtype != "float32"
+
+
+def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packed: bool) -> dict[str, object]:
+    """What lorad decides, and what Megatron's own layers want."""
+    found = own_fields(
+        tp=settings.tp,
+        pp=settings.pp,
+        ep=settings.ep,
+        dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        pads=vocab % settings.tp > 0,
+        on_cpu=settings.device == "cpu",
+    )
+    if not packed:
+        from megatron.bridge.models.gpt_provider import local_layer_spec
+
+        found |= {"transformer_layer_spec": local_layer_spec, **NO_FUSION}
+    return found
+
+
+def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None:
+    known = {field.name for field in fields(provider)}
+    for name in args:
+        if name not in known:
+            raise SpecError(
+                f"trainer.backend_args: {type(provider).__name__} has no field {name}",
+                hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this model",
+            )
+        if name in own and name not in NO_FUSION:
+            raise SpecError(f"trainer.backend_args: {name} is for lorad to set", hint="leave it out")
+    for name, value in (own | args).items():
+        if name in known:
+            setattr(provider, name, value)
+
+
+def _model(provider: Any, settings: BodySettings) -> nn.Module:
+    from megatron.core import parallel_state
+    from megatron.core.utils import unwrap_model
+
+    if not parallel_state.model_parallel_is_initialized():
+        # this tracker forks no generator: nothing but the adapter's dropout is random, and that is for lorad to seed
+        provider.initialize_model_parallel(seed=1, seed_kwargs={"inference_rng_tracker": True})
+    on_cpu = settings.device == "cpu"
+    chunks = provider.provide_distributed_model(
+        wrap_with_ddp=False, use_cpu_initialization=on_cpu, bf16=settings.dtype == "bfloat16", fp16=False
+    )
+    if len(chunks) > 1:
+        raise SpecError(f"trainer.backend_args: {len(chunks)} chunks of layers on one stage", hint="leave it at one")
+    model: nn.Module = unwrap_model(chunks)[0]
+    model.requires_grad_(False)
+    return model.eval()

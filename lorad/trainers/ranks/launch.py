@@ -1,0 +1,91 @@
+"""Runs the ranks of one trainer: `python -I -S launch.py CONFIG.json`. Standard library only.
+
+Of CONFIG it reads `python` and `ranks`. One ends, all end: each by SIGTERM, and what is left after GRACE_SECONDS is
+killed. They also end with this process, whatever ends it (PR_SET_PDEATHSIG). Exits with 0 after SIGTERM and when the
+first rank that ended said 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+HEARD = (signal.SIGTERM, signal.SIGCHLD)
+GRACE_SECONDS = 5.0
+EX_EXEC = 127  # the interpreter could not be executed
+PR_SET_PDEATHSIG = 1
+
+Ranks = dict[int, "subprocess.Popen[bytes]"]
+
+
+def main() -> int:
+    with open(sys.argv[1], encoding="utf-8") as file:
+        config = json.load(file)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # they are waited for, none is lost
+    command = [config["python"], "-P", "-m", "lorad.trainers.ranks.worker", sys.argv[1]]
+    try:
+        ranks = {rank: start(command, rank, config["ranks"]) for rank in range(config["ranks"])}
+    except OSError as error:
+        say(f"cannot start {config['python']}: {error.strerror}")
+        return EX_EXEC
+    codes = first_end(ranks)
+    for rank, code in codes.items():
+        say(f"rank {rank} {in_words(code)}")
+    end(ranks)
+    return int(any(codes.values()))
+
+
+def start(command: list[str], rank: int, world: int) -> subprocess.Popen[bytes]:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    environment = os.environ | {name: str(value) for name, value in places.items()}
+    return subprocess.Popen(command, env=environment, preexec_fn=functools.partial(end_with, os.getpid()))
+
+
+def end_with(launcher: int) -> None:
+    """Of a rank, before its program begins."""
+    call = ctypes.CDLL(None, use_errno=True).prctl
+    call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    if call(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != launcher:
+        os._exit(EX_EXEC)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def first_end(ranks: Ranks) -> dict[int, int]:
+    """The exit codes of those that ended first; none when this process was told to end."""
+    while not (codes := ended(ranks)) and signal.sigwait(HEARD) == signal.SIGCHLD:
+        pass
+    return codes or ended(ranks)
+
+
+def ended(ranks: Ranks) -> dict[int, int]:
+    return {rank: code for rank, process in ranks.items() if (code := process.poll()) is not None}
+
+
+def end(ranks: Ranks) -> None:
+    """Returns when none is left."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in ranks.values():
+        process.terminate()
+    while len(ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
+        signal.sigtimedwait([signal.SIGCHLD], left)
+    for process in ranks.values():
+        process.kill()
+        process.wait()
+
+
+def in_words(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def say(text: str) -> None:
+    print(f"lorad: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The processes of one trainer, seen from the pool: started, asked one thing at a time, told of when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from lorad.children.cause import cause
+from lorad.children.process import Child, sweep
+from lorad.errors import LoradError, PoolLost, from_wire
+from lorad.protocol import frames
+from lorad.trainers.ranks.calls import Answer, Call, Ready, Request
+from lorad.trainers.ranks.config import RanksConfig, refusal_file
+from lorad.trainers.ranks.places import Places
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 1800.0  # weights of a large model, from a slow disk
+END_SECONDS = 10.0  # of the launcher, to end all ranks once one has ended
+STOP_SECONDS = 8.0  # the launcher's grace for its ranks, and some
+LOG_LINES = 400
+HINT = "`lorad logs RUN --of trainer` has all that it said. Then resume the run; a new pool starts."
+
+T = TypeVar("T")
+
+
+class Processes:
+    """Made once for one life. `memory`: bytes on all devices after the last answer, `peak`: the most of all answers."""
+
+    def __init__(self, config: RanksConfig, places: Places, environment: dict[str, str]) -> None:
+        self.config, self.places = config, places
+        self.memory: int | None = None
+        self.peak: int | None = None
+        self._child = Child(places.command, environment, places.log, places.record, places.private)
+        self._peer: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._how = ""
+        self._fine = 0  # so long was the log when all was well
+
+    async def start(self) -> Ready:
+        """Until every rank is ready. What an earlier life left is ended first.
+
+        Raises what a rank refused its settings with, else PoolLost with the log's word for it.
+        """
+        started = time.monotonic()
+        await asyncio.to_thread(sweep, self.places.record)
+        self.places.make()
+        _write(self.places.config, msgspec.json.encode(self.config))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                ready = await self._begin()
+        except TimeoutError as error:
+            raise self._lost(f"was not ready after {START_SECONDS:.0f} s") from error
+        log.info("trainer: %d ranks ready after %.1f s", self.config.ranks, time.monotonic() - started)
+        return ready
+
+    @property
+    def is_alive(self) -> bool:
+        return self._peer is not None and self._child.is_alive
+
+    @property
+    def why(self) -> str:
+        """Why it is not alive; "" while it is."""
+        return "" if self.is_alive else self._lost(self._how or "was never started").message
+
+    async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
+        """The result of a call. Calls are made one at a time, in the order in which they are asked.
+
+        A caller that is cancelled while its call waits takes it back; one that is under way runs to its end, and `done`
+        is called when it succeeded all the same. Raises what the trainer refused it with, or PoolLost.
+        """
+        parts = frames.encode(Request(call))  # type: ignore[arg-type]
+        await self._turn.acquire()
+        exchange = asyncio.create_task(self._exchange(parts, call.answer))
+        exchange.add_done_callback(partial(self._over, done))
+        answer = await asyncio.shield(exchange)
+        if answer.refusal is not None:
+            raise answer.refusal.error()
+        return answer.result
+
+    async def end(self) -> None:
+        """Nothing of it is left."""
+        self._how = self._how or "was shut down"
+        self._hang_up()
+        await self._child.stop(STOP_SECONDS)
+        if self._watcher is not None:
+            await self._watcher
+        if self._peer is not None:
+            self._peer.close()
+        self.places.clear()
+
+    async def _begin(self) -> Ready:
+        with _listening(str(self.places.socket)) as listener:
+            await self._child.start()
+            self._watcher = asyncio.create_task(self._watch())
+            accepting = asyncio.create_task(asyncio.get_running_loop().sock_accept(listener))
+            try:
+                await asyncio.wait({accepting, self._watcher}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                accepting.cancel()  # nothing happens when it is done
+                await asyncio.wait({accepting})
+            if accepting.cancelled():
+                raise await self._loss()
+            self._peer, _ = accepting.result()
+        self._peer.setblocking(False)
+        try:
+            return await self._receive(Ready)
+        except (OSError, frames.BadFrame) as error:
+            raise await self._loss() from error
+
+    async def _watch(self) -> None:
+        how = await self._child.ended()
+        self._how = self._how or how
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Whoever waits for an answer hears of it."""
+        if self._peer is not None:
+            with contextlib.suppress(OSError):
+                self._peer.shutdown(socket.SHUT_RDWR)
+
+    async def _exchange(self, parts: list[bytes | memoryview], kind: type[Answer[Any]]) -> Answer[Any]:
+        if self._peer is None or not self.is_alive:
+            raise await self._loss()
+        try:
+            for part in parts:
+                await asyncio.get_running_loop().sock_sendall(self._peer, part)
+            answer = await self._receive(kind)
+        except (OSError, frames.BadFrame) as error:
+            raise await self._loss() from error
+        if answer.memory is not None:
+            self.memory, self.peak = answer.memory[0], max(answer.memory[1], self.peak or 0)
+        return answer
+
+    def _over(self, done: Callable[[], object], exchange: asyncio.Task[Answer[Any]]) -> None:
+        self._turn.release()
+        if not exchange.cancelled() and exchange.exception() is None and exchange.result().refusal is None:
+            done()
+
+    async def _receive(self, kind: type[T]) -> T:
+        prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
+        found = frames.decode(prefix, await self._exactly(prefix.body), kind)
+        self._fine = self._child.logged()
+        return found
+
+    async def _exactly(self, size: int) -> bytearray:
+        assert self._peer is not None
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = await asyncio.get_running_loop().sock_recv_into(self._peer, view)
+            if not got:
+                raise ConnectionResetError("the trainer closed the connection")
+            view = view[got:]
+        return data
+
+    async def _loss(self) -> LoradError:
+        """What to raise when they are of no use any more. Returns when none is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._child.ended()
+        await self._child.stop(grace=1.0)
+        refusal = refusal_file(self.places.config)
+        if refusal.exists():
+            return from_wire(msgspec.json.decode(refusal.read_bytes(), type=dict[str, str]))
+        return self._lost(self._how or await self._child.ended())
+
+    def _lost(self, how: str) -> PoolLost:
+        """how: of the launcher; the log may know which rank it was, and why: since the last answer, as all was well."""
+        lines = self._child.tail(LOG_LINES, since=self._fine).splitlines()
+        ranks = [line.removeprefix("lorad: ") for line in lines if line.startswith("lorad: rank ")]
+        rest = "\n".join(line for line in lines if not line.startswith("lorad: rank "))
+        said = f"{', '.join(ranks) or f'it {how}'}" + (f"; {cause(rest)}" if rest else "")
+        return PoolLost(f"the trainer is gone: {said}", hint=HINT)
+
+
+@contextlib.contextmanager
+def _listening(path: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(1)
+        listener.setblocking(False)
+        yield listener
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)

@@ -1,0 +1,177 @@
+"""A trainer whose ranks are processes of their own: the trainer protocol in the pool."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.adapters.adapter import Adapter
+from lorad.errors import SpecError
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.ranks import RanksSetup
+from lorad.trainers.base import (
+    GradientWork,
+    Policy,
+    SlotInfo,
+    SlotSpec,
+    StepResult,
+    Trainer,
+    TrainerCapabilities,
+    TrainerHealth,
+    check_batch,
+    check_work,
+)
+from lorad.trainers.ranks import calls
+from lorad.trainers.ranks.config import RanksConfig
+from lorad.trainers.ranks.places import Places
+from lorad.trainers.ranks.processes import Processes
+from lorad.trainers.sharded.body import BodySettings
+
+BODIES = {
+    "fsdp": "lorad.trainers.fsdp.body:open_body",
+    "megatron": "lorad.trainers.megatron.body:open_body",
+}
+
+
+class RanksSettings(Struct, frozen=True, kw_only=True):
+    """What the pool decides. model: a directory; name: what adapters' configurations call it. devices: `cpu`, or one
+    `cuda:<n>` for each rank, counted among those that the pool sees. threads: of each rank. body: replaces what the
+    backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH.
+    """
+
+    backend: str
+    model: Path
+    name: str
+    dtype: Literal["float32", "bfloat16"]
+    devices: tuple[str, ...] = ("cpu",)
+    threads: int = 1
+    body: str | None = None
+
+
+class RemoteTrainer(Trainer):
+    """Made by `start`."""
+
+    @classmethod
+    async def start(cls, setup: RanksSetup, settings: RanksSettings, *, work: Path, logs: Path) -> Self:
+        """Start every rank and wait until all are ready.
+
+        work: an existing directory, the same in each life of the pool, for what the next life has to clear away. logs:
+        where `trainer.log` goes. Raises what a rank says of settings that it does not take (SpecError, …), and PoolLost
+        with the log's word for what ended it.
+        """
+        places = Places(work, logs)
+        config = _config(setup, settings, places)
+        processes = Processes(config, places, places.environment(setup.env, settings.devices, settings.threads))
+        try:
+            ready = await processes.start()
+        except BaseException:
+            await processes.end()
+            raise
+        return cls(processes, ready)
+
+    def __init__(self, processes: Processes, ready: calls.Ready) -> None:
+        self._processes, self._ready = processes, ready
+        self._slots: dict[str, None] = {}
+
+    def capabilities(self) -> TrainerCapabilities:
+        return self._ready.capabilities
+
+    def modules(self) -> dict[str, tuple[int, int]]:
+        return dict(self._ready.modules)
+
+    def software(self) -> dict[str, str]:
+        return dict(self._ready.software)
+
+    def slots(self) -> tuple[str, ...]:
+        return tuple(self._slots)
+
+    async def base_checksum(self) -> str:
+        found: str = await self._processes.ask(calls.BaseChecksum())
+        return found
+
+    async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
+        info: SlotInfo = await self._processes.ask(calls.Open.of(slot, spec), lambda: self._slots.setdefault(slot))
+        return info
+
+    async def forward_backward(
+        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
+    ) -> LossStats:
+        check_work([GradientWork(slot, batch, targets, loss, normaliser)], self.slots(), self.capabilities())
+        call = calls.ForwardBackward(slot, batch, targets, loss, normaliser)
+        stats: LossStats = await self._processes.ask(call)
+        return stats
+
+    async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+        result: StepResult = await self._processes.ask(calls.OptimStep(slot, lr, max_grad_norm))
+        return result
+
+    async def discard_grads(self, slot: str) -> None:
+        await self._processes.ask(calls.DiscardGrads(slot))
+
+    async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+        check_batch(batch, self.capabilities(), temperature)
+        found: np.ndarray = await self._processes.ask(calls.Logprobs(policy, batch, temperature))
+        return found
+
+    async def export(self, slot: str) -> Adapter:
+        adapter: Adapter = await self._processes.ask(calls.Export(slot))
+        for tensor in adapter.tensors.values():
+            tensor.flags.writeable = False
+        return adapter
+
+    async def save(self, slot: str, directory: Path) -> list[str]:
+        files: list[str] = await self._processes.ask(calls.Save(slot, calls.text(directory)))
+        return files
+
+    async def load(self, slot: str, directory: Path) -> None:
+        await self._processes.ask(calls.Load(slot, calls.text(directory)))
+
+    async def offload(self) -> None:
+        await self._processes.ask(calls.Offload())
+
+    async def onload(self) -> None:
+        await self._processes.ask(calls.Onload())
+
+    async def close(self, slot: str) -> None:
+        await self._processes.ask(calls.Close(slot), lambda: self._slots.pop(slot))
+
+    async def health(self) -> TrainerHealth:
+        """The memory is that of the last call."""
+        processes = self._processes
+        if why := processes.why:
+            return TrainerHealth(alive=False, detail=why)
+        peak, processes.peak = processes.peak, processes.memory
+        return TrainerHealth(memory=processes.memory, memory_peak=peak)
+
+    async def shut_down(self) -> None:
+        await self._processes.end()
+
+
+def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> RanksConfig:
+    """Raises SpecError when ranks and devices do not fit, or nobody knows the backend."""
+    devices = [device for device in settings.devices if device != "cpu"]
+    if devices and len(devices) != setup.ranks:
+        raise SpecError(
+            f"trainer: tp x pp x dp is {setup.ranks} ranks, but there are {len(devices)} devices",
+            hint="Each rank needs a device of its own: change resources.devices, or trainer.dp.",
+        )
+    if (body := settings.body or BODIES.get(settings.backend)) is None:
+        raise SpecError(f"trainer.backend: no trainer {settings.backend!r}", hint=f"there is {', '.join(BODIES)}")
+    topology = {name: getattr(setup, name) for name in ("tp", "pp", "cp", "ep")}
+    return RanksConfig(
+        python=setup.python or sys.executable,
+        ranks=setup.ranks,
+        body=body,
+        settings=BodySettings(
+            model=calls.text(settings.model), dtype=settings.dtype, device="", args=setup.args, **topology
+        ),
+        devices=tuple(f"cuda:{rank}" if devices else "cpu" for rank in range(setup.ranks)),
+        name=settings.name,
+        threads=settings.threads,
+        socket=str(places.socket),
+        meeting=str(places.meeting),
+    )

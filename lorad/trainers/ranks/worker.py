@@ -1,0 +1,166 @@
+"""One rank of a trainer: `python -P -m lorad.trainers.ranks.worker CONFIG.json`, in the backend's own environment.
+
+Rank 0 talks to the pool and passes on what it hears; all ranks do each call; rank 0 answers. A call that is refused
+changes nothing. Any other failure ends the rank, and with it the trainer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from lorad.errors import LoradError, SpecError, to_wire
+from lorad.protocol import frames
+from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Ready, Refusal, Request
+from lorad.trainers.ranks.config import RanksConfig, refusal_file
+from lorad.trainers.sharded.body import Body, BodySettings
+from lorad.trainers.sharded.trainer import RankTrainer
+from lorad.trainers.sharded.workers import Calls, join
+
+SOFTWARE = ("torch", "transformers", "peft", "megatron-core", "megatron-bridge", "transformer-engine")
+
+
+def main(path: Path, rank: int) -> None:
+    config = msgspec.json.decode(path.read_bytes(), type=RanksConfig)
+    try:
+        trainer, calls = opened(config, rank)
+    except LoradError as error:
+        refuse(path, rank, error)
+        raise
+    with Pool(config.socket if rank == 0 else None) as pool:
+        pool.tell(Ready(trainer.capabilities(), trainer.modules(), software()))
+        serve(trainer, calls, pool, rank)
+
+
+def opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
+    """When every rank is as far. Raises SpecError, AdapterRefused, … for settings that the backend does not take."""
+    device = torch.device(config.devices[rank])
+    torch.set_num_threads(config.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    open_body = opener(config.body)
+    calls = join(rank, config.ranks, Path(config.meeting), device)
+    body = open_body(msgspec.structs.replace(config.settings, device=str(device)))
+    trainer = RankTrainer(body, calls, config.name)
+    calls.all_agree(True)
+    return trainer, calls
+
+
+def opener(place: str) -> Callable[[BodySettings], Body]:
+    module, _, name = place.partition(":")
+    try:
+        found: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"trainer.backend: {sys.executable} cannot import {place}: {error}",
+            hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
+        ) from error
+    return found
+
+
+def refuse(path: Path, rank: int, error: LoradError) -> None:
+    """For the pool, which does not hear of us in any other way yet."""
+    draft = path.with_name(f"refusal-{rank}.json")
+    draft.write_bytes(msgspec.json.encode(to_wire(error)))
+    draft.rename(refusal_file(path))
+
+
+def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
+    """Until the pool closes the connection."""
+    while not isinstance(call := request(calls.spread(pool.hear())).call, End):
+        answer: Answer[object]
+        try:
+            answer = Answer(result=call.do(trainer))
+        except REFUSALS as error:
+            answer = Answer(refusal=Refusal.of(error))
+        all_alike = calls.all_agree(rank == 0 or answer.refusal is None)
+        if answer.refusal is None and not all_alike:
+            raise RuntimeError(f"another rank refused {type(call).__name__}")
+        if answer.refusal and rank:
+            print(f"rank {rank} refused {type(call).__name__}: {answer.refusal.message}", file=sys.stderr, flush=True)
+        pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
+
+
+def request(payload: bytes) -> Request:
+    prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
+    return frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)  # torch wants writable arrays
+
+
+class Pool:
+    """The connection to the pool, of rank 0; of the others (path: None) nothing."""
+
+    def __init__(self, path: str | None) -> None:
+        self._socket = None
+        if path is not None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.connect(path)
+
+    def hear(self) -> bytearray | None:
+        """The next call's frame; that of `End` when there is none."""
+        if self._socket is None:
+            return None
+        try:
+            head = self._exactly(self._socket, frames.PREFIX.size)
+            return head + self._exactly(self._socket, frames.parse_prefix(head).body)
+        except ConnectionError:
+            return bytearray(b"".join(frames.encode(Request(End()))))
+
+    def tell(self, message: Ready | Answer[object]) -> None:
+        if self._socket is not None:
+            for part in frames.encode(message):
+                self._socket.sendall(part)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    @staticmethod
+    def _exactly(peer: socket.socket, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = peer.recv_into(view)
+            if not got:
+                raise ConnectionResetError("the pool closed the connection")
+            view = view[got:]
+        return data
+
+
+def software() -> dict[str, str]:
+    """Versions of what is installed of SOFTWARE."""
+    found = {}
+    for name in SOFTWARE:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run() -> int:
+    """An exit code. Nothing is cleaned up: other ranks may not answer any more, and process groups wait for them."""
+    try:
+        main(Path(sys.argv[1]), int(os.environ["RANK"]))
+        return 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    os._exit(run())

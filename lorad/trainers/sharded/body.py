@@ -1,0 +1,143 @@
+"""A base model spread over the ranks of one trainer, with room for one adapter: what a backend brings.
+
+Everything else (slots, micro-batches, losses, AdamW, files) is the same for all of them and stands in this package.
+Every rank makes the same calls in the same order: most of them talk to the other ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.trainers.base import LoraType
+from lorad.trainers.sharded.rows import Rows
+from lorad.trainers.sharded.workers import DataParallel
+
+LossOf = Callable[[Tensor], Tensor]
+"""From logits [T, vocab] of a micro-batch's completion tokens to a scalar."""
+
+
+class BodySettings(Struct, frozen=True, kw_only=True):
+    """What a rank's body is made of. dtype: of the base and its arithmetic. device: of this rank.
+
+    args: the spec's `trainer.backend_args`, passed on as they are.
+    """
+
+    model: str
+    dtype: Literal["float32", "bfloat16"]
+    device: str
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    args: dict[str, object] = {}
+
+
+class MountKey(Struct, frozen=True):
+    """Adapters with equal keys differ in their numbers alone."""
+
+    adapter: AdapterConfig
+    lora_type: LoraType = "canonical_lora"
+
+
+class Mounted(ABC):
+    """The modules of one adapter inside the model. Its parameters are plain tensors on every rank (no DTensor)."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel group hold
+        the same numbers; nobody but lorad synchronises them or their gradients.
+        """
+
+    @property
+    def copies(self) -> Sequence[int]:
+        """How many ranks beside the data-parallel copies hold each parameter: 1 when tensor parallelism cuts it."""
+        return [1] * len(self.parameters)
+
+    @abstractmethod
+    def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Logical name -> whole fp32 tensor on the CPU, from this rank's parts; `local` is shaped as the parameters.
+
+        Names are those of `Adapter`, of exactly the modules of the configuration. Works for anything that is laid out
+        like the weights: moments too. Collective; the same result on every rank.
+        """
+
+    @abstractmethod
+    def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:
+        """This rank's parts, fp32 on the CPU: `gather` backwards. Not collective.
+
+        Raises AdapterRefused where logical tensors that share one parameter here are not equal.
+        """
+
+
+class Body(ABC):
+    """Made once in each rank, after `torch.distributed` is ready (see `workers.join`)."""
+
+    dp: DataParallel
+    device: torch.device
+    dtype: torch.dtype
+    lockstep: bool
+    """Whether a forward is collective over data-parallel ranks, so that all must do equally many."""
+    fuses: bool = False
+    """Whether linears share an A with `lora_type: lora`, as Megatron's do."""
+    packs: bool = True
+    """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its own."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        """(out, in) of every linear that an adapter may target, by logical name."""
+
+    @property
+    @abstractmethod
+    def vocab(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int:
+        """The longest sequence."""
+
+    @property
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Of the whole base."""
+
+    @abstractmethod
+    def checksum(self) -> str:
+        """sha256 (hex) over the weights that this rank holds of the base, as they are now; adapters left out."""
+
+    @abstractmethod
+    def mount(self, key: MountKey) -> Mounted:
+        """Put fresh adapter modules into the model, in place of those there; their numbers mean nothing yet.
+
+        Raises AdapterRefused, and leaves the model with none, for what cannot be trained here.
+        """
+
+    @abstractmethod
+    def unmount(self) -> None:
+        """No adapter modules are in the model."""
+
+    @abstractmethod
+    def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:
+        """[T, vocab]: the scores that predict each completion token of the micro-batch, the same on every rank that
+        works on these rows. adapter: off is the base alone. train: dropout acts. recompute: see `SlotSpec`.
+        """
+
+    def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
+        """Adds the gradient of `loss_of(logits)` to the `.grad` of the mounted parameters."""
+        loss_of(self.logits(rows, adapter=True, train=True, recompute=recompute)).backward()
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Move the base to host memory."""
+
+    @abstractmethod
+    def onload(self) -> None: ...

@@ -1,0 +1,119 @@
+"""A batch cut into micro-batches: sequences one after another in one row, each seeing itself alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lorad.protocol.batch import Batch
+
+LOGITS = {"cpu": 1 << 25, "cuda": 1 << 29}
+"""The most numbers in the logits of a micro-batch: two or three arrays of that size live at a time in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a batch. tokens: int32, prompt and completion. place: of its first completion token in it."""
+
+    sample: int
+    tokens: np.ndarray
+    prompt: int
+    place: int
+
+    @property
+    def inputs(self) -> int:
+        """The last token is predicted, never read."""
+        return len(self.tokens) - 1
+
+    @property
+    def completion(self) -> int:
+        return len(self.tokens) - self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N tokens in one row, of which T positions predict completion tokens.
+
+    Without sequences of its own (a rank that has less to do than the others) there is one token and T is 0.
+    """
+
+    ids: Tensor  # int64 [1, N]
+    positions: Tensor  # int64 [1, N]: from 0 for each sequence
+    starts: Tensor  # int32 [sequences + 1]: where each sequence begins, and N
+    predictors: Tensor  # int64 [T]: which of the N predicts each completion token
+    targets: Tensor  # int64 [T]
+    samples: np.ndarray  # int64 [sequences]: which of the batch's
+    places: np.ndarray  # int64 [T]: of the completion tokens, among those of the batch
+
+    @property
+    def longest(self) -> int:
+        return int((self.starts[1:] - self.starts[:-1]).max())
+
+
+def sequences(batch: Batch) -> list[Sample]:
+    """Every sample of the batch, in its order."""
+    found: list[Sample] = []
+    place = 0
+    if not batch.completion_lengths.size:
+        return found
+    for prompt, completions in batch.groups():
+        for completion in completions:
+            found.append(Sample(len(found), np.concatenate([prompt, completion]), len(prompt), place))
+            place += len(completion)
+    return found
+
+
+def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
+    """What one of `size` data-parallel ranks works on: about equally many tokens each, decided by the batch alone."""
+    loads = [0] * size
+    mine: list[Sample] = []
+    for sequence in sorted(everything, key=lambda s: (-s.inputs, s.sample)):
+        least = loads.index(min(loads))
+        loads[least] += sequence.inputs
+        if least == rank:
+            mine.append(sequence)
+    return sorted(mine, key=lambda s: s.sample)
+
+
+def plan(mine: Sequence[Sample], budget: int, vocab: int, device: str, *, packs: bool) -> Iterator[list[Sample]]:
+    """Micro-batches of at most `budget` tokens and not too many logits; a sequence is never cut."""
+    most = max(1, LOGITS[device] // vocab)
+    row: list[Sample] = []
+    tokens = predicted = 0
+    for sequence in mine:
+        full = tokens + sequence.inputs > budget or predicted + sequence.completion > most or not packs
+        if row and full:
+            yield row
+            row, tokens, predicted = [], 0, 0
+        row.append(sequence)
+        tokens, predicted = tokens + sequence.inputs, predicted + sequence.completion
+    if row:
+        yield row
+
+
+def pack(row: Sequence[Sample], device: torch.device) -> Rows:
+    """The arrays of one micro-batch; of none, a row that asks for nothing."""
+    lengths = np.array([s.inputs for s in row] or [1], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.concatenate([s.tokens[:-1] for s in row]) if row else np.zeros(1, np.int32)
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    empty = np.zeros(0, np.int64)
+    predictors = [np.arange(s.prompt - 1, s.inputs) + at for s, at in zip(row, starts, strict=False)]
+    places = [np.arange(s.place, s.place + s.completion) for s in row]
+
+    def moved(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype).to(device, non_blocking=True)
+
+    return Rows(
+        ids=moved(ids)[None],
+        positions=moved(positions)[None],
+        starts=moved(starts, torch.int32),
+        predictors=moved(np.concatenate([empty, *predictors])),
+        targets=moved(np.concatenate([empty, *(s.tokens[s.prompt :] for s in row)])),
+        samples=np.array([s.sample for s in row], np.int64),
+        places=np.concatenate([empty, *places]),
+    )

@@ -1,0 +1,142 @@
+"""One adapter on one rank: flat fp32 vectors of this rank's part, and the optimizer over them.
+
+Weights and gradients are on every data-parallel rank; Adam's moments are cut over these, each rank steps its share and
+the shares are joined: ZeRO stage 1 (Rajbhandari et al., 2020, arXiv 1910.02054), Megatron's distributed optimizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lorad.trainers.adamw import adamw, l2_norm
+from lorad.trainers.base import SlotSpec
+from lorad.trainers.checkpoint import Saved, later_seed
+from lorad.trainers.sharded.workers import DataParallel
+
+VECTORS = ("weights", "grads", "exp_avg", "exp_avg_sq")
+HOST = torch.device("cpu")
+
+
+class Slot:
+    """shapes, copies: of this rank's parameters, see `Mounted`. Its vectors are where `device` says."""
+
+    def __init__(self, spec: SlotSpec, shapes: Sequence[torch.Size], copies: Sequence[int], dp: DataParallel) -> None:
+        self.spec, self.shapes, self.copies, self.dp = spec, list(shapes), list(copies), dp
+        self.size = sum(shape.numel() for shape in shapes)
+        padded = -(-self.size // dp.size) * dp.size
+        self.weights, self.grads = torch.zeros(padded), torch.zeros(padded)
+        self.exp_avg, self.exp_avg_sq = (torch.zeros(padded // dp.size) for _ in range(2))
+        self.step = 0
+        self.seed, self.draws = spec.seed, 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def move(self, device: torch.device) -> None:
+        """All vectors, to a device or to (pinned) host memory. Views of them are of no use any more."""
+        if device == self.device:
+            return
+        for name in VECTORS:
+            there = getattr(self, name)
+            here = torch.empty(there.shape, device=device, pin_memory=device.type == "cpu" and there.is_cuda)
+            setattr(self, name, here.copy_(there))
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """A vector as parameters, sharing its memory."""
+        parts = flat[: self.size].split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def bind(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Parameters of fp32 share memory with the slot, others are filled from it."""
+        for parameter, weight, grad in zip(parameters, self.views(self.weights), self.views(self.grads), strict=True):
+            if parameter.dtype == torch.float32:
+                parameter.data, parameter.grad = weight, grad
+            else:
+                parameter.data.copy_(weight)
+                parameter.grad = None
+
+    def collect(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add gradients that did not go into the slot's own memory, in fp32."""
+        for parameter, grad in zip(parameters, self.views(self.grads), strict=True):
+            made = parameter.grad
+            if made is not None and made.data_ptr() != grad.data_ptr():
+                grad.add_(made)
+                parameter.grad = grad if parameter.dtype == torch.float32 else None
+
+    def draw(self, row: int) -> None:
+        """Seed dropout for one micro-batch of the present call."""
+        torch.manual_seed(_seed(f"dropout {self.seed} {self.draws} {self.dp.rank} {row}"))
+
+    def fill(self, flat: Tensor, parts: Sequence[Tensor]) -> None:
+        """Overwrite a vector, or this rank's share of one, with values shaped as the parameters."""
+        whole = flat if flat.numel() == self.weights.numel() else torch.zeros_like(self.weights)
+        for view, part in zip(self.views(whole), parts, strict=True):
+            view.copy_(part)
+        if whole is not flat:
+            flat.copy_(self.dp.part(whole))
+
+    def whole(self, part: Tensor) -> list[Tensor]:
+        """A moment of all data-parallel ranks, as parameters. Collective."""
+        if self.dp.size == 1:
+            return self.views(part)
+        flat = torch.empty_like(self.weights)
+        self.dp.join_parts(part, flat)
+        return self.views(flat)
+
+    def set_rng(self, saved: Saved) -> None:
+        """As in a checkpoint; after another kind of trainer, masks that the seed and the step decide."""
+        if "draws" in saved.rng:
+            self.seed, self.draws = (int(number) for number in saved.rng["draws"])
+        else:
+            self.seed, self.draws = later_seed(self.spec.seed, saved.step), 0
+
+    def rng(self) -> dict[str, np.ndarray]:
+        return {"draws": np.array([self.seed, self.draws], np.int64)}
+
+    def optim_step(self, lr: float, max_grad_norm: float) -> tuple[float, bool]:
+        """(norm before clipping, applied). Gradients are zero afterwards either way. Collective over all ranks."""
+        grads = self.dp.reduced_part(self.grads)
+        norm = self._norm(grads)
+        applied = bool(np.isfinite(norm))
+        if applied:
+            if 0 < max_grad_norm < norm:
+                grads.mul_(max_grad_norm / norm)
+            self.step += 1
+            mine = self.dp.part(self.weights)
+            adamw(mine, grads, self.exp_avg, self.exp_avg_sq, self.step, lr, self.spec.optimizer)
+            self.dp.join_parts(mine, self.weights)
+        self.grads.zero_()
+        return norm, applied
+
+    def _norm(self, grads: Tensor) -> float:
+        """L2 over the whole adapter; what several tensor-parallel ranks hold counts once."""
+        if dist.get_world_size() == 1:
+            return l2_norm(grads)
+        squares = sum(l2_norm(part) ** 2 / copies for part, copies in self._pieces(grads))
+        total = torch.tensor([float(squares)], dtype=torch.float64, device=grads.device)
+        dist.all_reduce(total)
+        return math.sqrt(total.item())
+
+    def _pieces(self, share: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """This rank's share, cut where the number of copies changes."""
+        if set(self.copies) <= {1}:
+            yield share, 1
+            return
+        first, at = self.dp.rank * share.numel(), 0
+        for shape, copies in zip(self.shapes, self.copies, strict=True):
+            start, at = at, at + shape.numel()
+            low, high = max(start, first) - first, min(at, first + share.numel()) - first
+            if low < high:
+                yield share[low:high], copies
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,269 @@
+"""`RankTrainer`: the verbs of the trainer protocol as one rank does them; all ranks do the same, in the same order.
+
+Contracts are stated in `trainers/base.py`. What can be refused is refused before anything collective, on the same
+grounds everywhere; where ranks may disagree (files), they ask each other first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.targets import MEGATRON
+from lorad.adapters.validate import expected_shapes
+from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound
+from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.rl.loss import token_logprobs
+from lorad.trainers import checkpoint
+from lorad.trainers.base import (
+    GradientWork,
+    Policy,
+    SlotInfo,
+    SlotSpec,
+    StepResult,
+    TrainerCapabilities,
+    check_batch,
+    check_work,
+)
+from lorad.trainers.checkpoint import MOMENTS
+from lorad.trainers.init import initial_a
+from lorad.trainers.sharded.body import Body, Mounted, MountKey
+from lorad.trainers.sharded.losses import Losses, over_ranks
+from lorad.trainers.sharded.rows import Rows, Sample, pack, plan, sequences, share
+from lorad.trainers.sharded.slot import HOST, Slot
+from lorad.trainers.sharded.workers import Calls
+
+T = TypeVar("T")
+
+TOKENS_PER_MICROBATCH = 16384
+"""For log-probabilities of the base, which belong to no slot."""
+
+
+class RankTrainer:
+    """model: what an adapter's configuration names as its base. One slot at a time is in the model; the others lie in
+    host memory, gradients and moments with them.
+    """
+
+    def __init__(self, body: Body, calls: Calls, model: str) -> None:
+        self._body, self._calls, self._model = body, calls, model
+        self._slots: dict[str, Slot] = {}
+        self._key: MountKey | None = None
+        self._mounted: Mounted | None = None
+        self._present: Slot | None = None
+
+    def capabilities(self) -> TrainerCapabilities:
+        return TrainerCapabilities(
+            dtype=str(self._body.dtype).removeprefix("torch."),
+            max_tokens=self._body.max_tokens,
+            vocab=self._body.vocab,
+            deterministic=self._body.device.type == "cpu",
+            offload=True,
+            parameters=self._body.parameter_count,
+        )
+
+    def modules(self) -> dict[str, tuple[int, int]]:
+        return dict(self._body.shapes)
+
+    def base_checksum(self) -> str:
+        return hashlib.sha256(" ".join(self._calls.texts(self._body.checksum())).encode()).hexdigest()
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes on the devices of all ranks: now, and the most since it was asked last. None on a CPU. Collective."""
+        if self._body.device.type != "cuda":
+            return None
+        mine = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+        torch.cuda.reset_peak_memory_stats()
+        total = torch.tensor(mine, dtype=torch.int64)
+        dist.all_reduce(total, group=self._calls.group)
+        return int(total[0]), int(total[1])
+
+    def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
+        if slot in self._slots:
+            raise Conflict(f"slot {slot} is open already", hint="Close it first, or take another name.")
+        wanted = expected_shapes(spec.adapter, self._body.shapes)
+        if not wanted:
+            raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
+        source = spec.source
+        start = self._together(
+            lambda: (
+                _initial(spec, wanted, fuses=self._body.fuses)
+                if source is None
+                else dict(checkpoint.read_source(source, spec.adapter, self._body.shapes).tensors)
+            )
+        )
+        mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
+        parts = mounted.scatter(start)
+        made = Slot(spec, [p.shape for p in mounted.parameters], mounted.copies, self._body.dp)
+        made.fill(made.weights, parts)
+        self._slots[slot] = made
+        size = sum(rows * columns for rows, columns in wanted.values())
+        return SlotInfo(slot=slot, parameters=size, tensors=len(wanted), bytes=4 * size * 4)
+
+    def forward_backward(
+        self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
+    ) -> LossStats:
+        work = GradientWork(slot, batch, targets, loss, normaliser)
+        check_work([work], self._slots, self.capabilities())
+        held, mounted = self._slots[slot], self._put_in(self._slots[slot])
+        losses = Losses(work, self._body.device)
+        for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
+            if held.spec.adapter.dropout:
+                held.draw(number)
+            self._body.backward(row, losses.of(row), recompute=held.spec.activation_checkpointing)
+            held.collect(mounted.parameters)
+        held.draws += 1
+        return over_ranks(losses.stats, self._body.dp, self._body.device)
+
+    def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
+        held = self._slot(slot)
+        mounted = self._put_in(held)
+        norm, applied = held.optim_step(lr, max_grad_norm)
+        held.bind(mounted.parameters)
+        return StepResult(grad_norm=norm, applied=applied)
+
+    def discard_grads(self, slot: str) -> None:
+        self._slot(slot).grads.zero_()
+
+    def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
+        held = None if policy.slot is None else self._slot(policy.slot)
+        check_batch(batch, self.capabilities(), temperature)
+        if held is not None:
+            self._put_in(held)
+        found = torch.zeros(batch.completions.size, dtype=torch.float32, device=self._body.device)
+        with torch.no_grad():
+            for row in self._rows(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH):
+                made = self._body.logits(row, adapter=held is not None, train=False, recompute=False)
+                places = torch.from_numpy(row.places).to(found.device)
+                found[places] = token_logprobs(made, row.targets, temperature)[0]
+        result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
+        return result
+
+    def export(self, slot: str) -> Adapter:
+        held = self._slot(slot)
+        return self._adapter(held, self._put_in(held))
+
+    def save(self, slot: str, directory: Path) -> list[str]:
+        held = self._slot(slot)
+        mounted = self._put_in(held)
+        adapter = self._adapter(held, mounted)
+        moments = {name: _arrays(mounted.gather(held.whole(getattr(held, name)))) for name in MOMENTS}
+        if dist.get_rank():
+            return []
+        return checkpoint.write(directory, adapter, moments, held.step, held.rng(), self._model)
+
+    def load(self, slot: str, directory: Path) -> None:
+        held = self._slot(slot)
+        wanted = expected_shapes(held.spec.adapter, self._body.shapes)
+        saved = self._together(lambda: checkpoint.read(directory, held.spec.adapter, wanted))
+        mounted = self._put_in(held)
+        try:
+            parts = {name: mounted.scatter(getattr(saved, name)) for name in ("weights", *MOMENTS)}
+        except AdapterRefused as error:
+            raise IntegrityError(f"{directory}: {error.message}", hint=error.hint) from error
+        for name, part in parts.items():
+            held.fill(getattr(held, name), part)
+        held.grads.zero_()
+        held.step = saved.step
+        held.set_rng(saved)
+        held.bind(mounted.parameters)
+
+    def offload(self) -> None:
+        self._put_away()
+        self._body.offload()
+
+    def onload(self) -> None:
+        self._body.onload()
+
+    def close(self, slot: str) -> None:
+        if self._slot(slot) is self._present:
+            self._put_away()
+        del self._slots[slot]
+
+    def _slot(self, name: str) -> Slot:
+        if name not in self._slots:
+            raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
+        return self._slots[name]
+
+    def _mount(self, key: MountKey) -> Mounted:
+        """Modules for adapters of this kind, with nobody's numbers in them."""
+        self._put_away()
+        if self._mounted is None or key != self._key:
+            self._mounted = None
+            self._mounted, self._key = self._body.mount(key), key
+        return self._mounted
+
+    def _put_in(self, slot: Slot) -> Mounted:
+        """The slot is in the model, on the device."""
+        if self._present is slot and self._mounted is not None:
+            return self._mounted
+        mounted = self._mount(MountKey(slot.spec.adapter, slot.spec.lora_type))
+        slot.move(self._body.device)
+        slot.bind(mounted.parameters)
+        self._present = slot
+        return mounted
+
+    def _put_away(self) -> None:
+        """No slot is in the model; what was lies in host memory."""
+        if self._present is not None and self._mounted is not None and self._present.device != HOST:
+            for parameter in self._mounted.parameters:
+                parameter.grad = None
+                if parameter.dtype == torch.float32:  # the slot's own memory, which is to be free; the shape stays
+                    parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+            self._present.move(HOST)
+        self._present = None
+
+    def _rows(self, batch: Batch, budget: int) -> list[Rows]:
+        """This rank's micro-batches; as many as the other ranks have where these are waited for."""
+        body = self._body
+        mine = share(sequences(batch), body.dp.rank, body.dp.size)
+        rows: list[list[Sample]] = list(plan(mine, budget, body.vocab, body.device.type, packs=body.packs))
+        if body.lockstep:
+            rows += [[]] * (body.dp.most(len(rows), body.device) - len(rows))
+        return [pack(row, body.device) for row in rows]
+
+    def _adapter(self, slot: Slot, mounted: Mounted) -> Adapter:
+        tensors = _arrays(mounted.gather([view.detach() for view in slot.views(slot.weights)]))
+        return Adapter(slot.spec.adapter, tensors)
+
+    def _together(self, read: Callable[[], T]) -> T:
+        """What `read` gives, or its refusal; a refusal of one rank is one of all. Collective."""
+        failure: LoradError | OSError | None = None
+        try:
+            found = read()
+        except (LoradError, OSError) as error:
+            failure = error
+        if self._calls.all_agree(failure is None):
+            return found
+        raise failure or IntegrityError("another rank refused it", hint="See the log of the trainer.")
+
+
+def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool) -> dict[str, np.ndarray]:
+    """As the builtin trainer begins with the same seed; linears that share an A begin with that of the first."""
+    generator = torch.Generator().manual_seed(spec.seed)
+    found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
+    for module in spec.adapter.modules:
+        name = f"{module}.lora_A.weight"
+        found[name] = initial_a(spec.init, wanted[name], generator).numpy()
+    if spec.lora_type == "lora" and fuses:
+        for first, *others in (MEGATRON["linear_qkv"], MEGATRON["linear_fc1"]):
+            for module in spec.adapter.modules:
+                path, _, leaf = module.rpartition(".")
+                if leaf in others and f"{path}.{first}.lora_A.weight" in found:
+                    found[f"{module}.lora_A.weight"] = found[f"{path}.{first}.lora_A.weight"]
+    return found
+
+
+def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Frozen copies, in the order of their names."""
+    found = {name: np.array(tensors[name].detach().cpu().numpy(), np.float32, order="C") for name in sorted(tensors)}
+    for array in found.values():
+        array.flags.writeable = False
+    return found

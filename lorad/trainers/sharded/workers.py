@@ -1,0 +1,105 @@
+"""The ranks of one trainer: how they meet, how a call reaches all of them, and how data-parallel ones add up."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+IDLE = datetime.timedelta(days=3650)
+"""For calls alone: gloo would end a trainer that nobody calls for half an hour."""
+
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def join(rank: int, world: int, meeting: Path, device: torch.device) -> Calls:
+    """Meet the other ranks over a file that did not exist before; from then on `torch.distributed` is ready.
+
+    gloo listens on the loopback interface alone. A file needs no port that others could connect to.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
+    return Calls(dist.new_group(backend="gloo", timeout=IDLE))
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How rank 0 tells the others what to do."""
+
+    group: dist.ProcessGroup | None
+
+    def spread(self, payload: bytes | bytearray | None) -> bytes:
+        """Rank 0 gives bytes, the others None and wait; all get the bytes."""
+        size = torch.tensor([0 if payload is None else len(payload)])
+        dist.broadcast(size, 0, group=self.group)
+        if payload is None:
+            buffer = torch.empty(int(size), dtype=torch.uint8)
+        else:
+            buffer = torch.from_numpy(np.frombuffer(bytearray(payload), np.uint8))
+        dist.broadcast(buffer, 0, group=self.group)
+        return buffer.numpy().tobytes()
+
+    def all_agree(self, is_fine: bool) -> bool:
+        """Whether it is on every rank. Collective."""
+        flag = torch.tensor([int(is_fine)])
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.group)
+        return bool(flag.item())
+
+    def texts(self, mine: str) -> list[str]:
+        """What each rank says, the same length everywhere. Collective."""
+        said = torch.from_numpy(np.frombuffer(mine.encode(), np.uint8).copy())
+        found = [torch.empty_like(said) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(found, said, group=self.group)
+        return [bytes(part.numpy()).decode() for part in found]
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """The ranks that hold the same part of the base and see different samples. group: None when there is one."""
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def most(self, number: int, device: torch.device) -> int:
+        """The greatest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        found = torch.tensor([number], device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return int(found.item())
+
+    def part(self, flat: Tensor) -> Tensor:
+        """This rank's equal share of a vector, as a view; its length is a multiple of `size`."""
+        share = flat.numel() // self.size
+        return flat[self.rank * share : (self.rank + 1) * share]
+
+    def reduced_part(self, flat: Tensor) -> Tensor:
+        """This rank's share of the sum over ranks. With one rank it is `flat` itself."""
+        if self.size == 1:
+            return flat
+        mine = torch.empty_like(self.part(flat))
+        _reduce_scatter(mine, flat, group=self.group)
+        return mine
+
+    def join_parts(self, part: Tensor, flat: Tensor) -> None:
+        """Fill `flat` with the shares of all ranks. With one rank `part` is `flat` itself already."""
+        if self.size > 1:
+            _all_gather(flat, part.clone() if part.data_ptr() == self.part(flat).data_ptr() else part, group=self.group)

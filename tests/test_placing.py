@@ -1,0 +1,79 @@
+"""Where runs go on a machine with several GPUs: neighbours, each held by one pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.daemon import devices, place
+from lorad.daemon.context import Context
+from lorad.daemon.devices import Device, is_taken
+from lorad.daemon.handlers.devices import handle as list_devices
+from lorad.daemon.place import place_runs
+from lorad.store import pools as rows
+from lorad.store import runs
+from tests.daemon_world import open_context, reconciling, submit, until, until_state
+
+FSDP: dict[str, Any] = {"backend": "fsdp", "steps": 6}
+
+
+def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "LOCKS", tmp_path / "locks")
+    ctx.devices[:] = [Device(f"cuda:{n}", "a GPU", 1 << 30, f"GPU-{n}") for n in range(count)]
+
+
+async def test_a_run_has_all_gpus_that_its_ranks_need(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 3, monkeypatch, tmp_path)
+        submit(ctx, "a", trainer=FSDP | {"dp": 2})
+        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        (pool,) = ctx.pools.values()
+        assert pool.setup.names == ("cuda:0", "cuda:1")
+        assert [row["device"] for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
+        assert [is_taken(device) for device in ctx.devices] == [True, True, False]
+        assert [found["pool"] for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
+
+
+async def test_a_warm_pool_goes_before_a_free_gpu_and_a_free_gpu_before_one_that_must_be_emptied(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        for name, model in (("a", "/models/one"), ("b", "/models/two"), ("c", "/models/two")):
+            submit(ctx, name, model=model)
+            await until_state(ctx, name, "ended")
+        where = {pool.id: (pool.setup.device, pool.process.is_up, pool.number) for pool in ctx.pools.values()}
+        assert where == {"one-1": ("cuda:0", True, 1), "two-1": ("cuda:1", True, 1)}
+
+
+async def test_idle_pools_make_room_on_all_gpus_that_are_needed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        for name in ("one", "two"):
+            submit(ctx, name, model=f"/models/{name}")
+            await until_state(ctx, name, "ended")
+        submit(ctx, "wide", trainer=FSDP | {"dp": 2})
+        assert (await until_state(ctx, "wide", "ended"))["reason"] == "completed"
+        assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [runs.get(ctx.store, "wide")["pool"]]
+
+
+async def test_more_gpus_than_there_are_is_told(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        submit(ctx, "a", trainer=FSDP | {"dp": 4})
+        waiting = await until(lambda: runs.get(ctx.store, "a")["waiting"])
+        assert waiting == "it needs 4 GPUs, this machine has 2"
+
+
+def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a", trainer=FSDP | {"dp": 4})
+    place_runs(ctx)
+    (pool,) = ctx.pools.values()
+    assert pool.setup.names == ("cpu",) and place.tenant_of(ctx, pool) == "a"

@@ -1,0 +1,32 @@
+"""The real backends of trainers, as they are started here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from lorad.protocol.ranks import RanksSetup
+from lorad.trainers.base import Trainer
+from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
+
+MEGATRON_CPU = Path(__file__).parent / "megatron_cpu"  # what Megatron lacks on a machine without an accelerator
+VARIABLE = "LORAD_MEGATRON_PYTHON"
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def python_of(backend: str) -> str | None:
+    """The interpreter of a backend; None where it is not named. FSDP is in lorad's own environment."""
+    return "" if backend == "fsdp" else os.environ.get(VARIABLE) or None
+
+
+def setup_of(backend: str, **sizes: Any) -> RanksSetup:
+    env = {"PYTHONPATH": str(MEGATRON_CPU)} if backend == "megatron" else {}
+    return RanksSetup(python=python_of(backend) or "", env=env, **sizes)
+
+
+async def started(backend: str, model: Path, work: Path, dtype: Dtype = "float32", **sizes: Any) -> Trainer:
+    """sizes: tp, dp, … of the ranks. work: an empty directory, for logs too."""
+    settings = RanksSettings(backend=backend, model=model, name=str(model), dtype=dtype)
+    return await RemoteTrainer.start(setup_of(backend, **sizes), settings, work=work, logs=work)
