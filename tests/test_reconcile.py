@@ -186,6 +186,7 @@ async def test_a_new_daemon_adopts_what_the_old_one_left(home: Path) -> None:
 
 
 async def test_a_run_that_ended_without_a_daemon_is_known_to_the_next(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})  # it is seen running
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "running")

@@ -184,7 +184,7 @@ def test_generate_in_the_middle_and_a_fresh_pool_change_nothing(made: World) -> 
 
 
 def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
-    overrides = ("trainer.steps=8", "checkpoint.every=2")
+    overrides = ("trainer.steps=40", "checkpoint.every=2", "checkpoint.keep=40")  # it is not over when it is killed
     made.run("straight", *overrides, text=QUICK)
     made.lorad("run", made.spec(QUICK), *overrides, "--name", "bent", "--detach")
     for step in (3, 5):
