@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from tests.conformance.reference import VOCAB, write_random_model
 
-ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"hidden_size": 32, "intermediate_size": 47, "num_hidden_layers": 11, "num_attention_heads": 2, "head_dim": 16}
 DROPS = {"attention_dropout": 0.5}  # which acts in training mode, where a base never is
 ROUNDING = 5e-5

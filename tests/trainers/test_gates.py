@@ -23,6 +23,7 @@ from tests.conformance.trainer_kit import PLAIN, accumulate, flat, open_trained,
 from tests.trainers.lent import Lender
 from tests.trainers.start import VARIABLE, python_of, started
 
+LONG = pytest.mark.long
 Lend = Callable[..., Trainer]
 TOPOLOGIES: dict[str, dict[str, Any]] = {
     "fsdp": {"backend": "fsdp"},
@@ -122,13 +123,13 @@ async def test_in_bfloat16_a_loaded_adapter_survives_a_step_at_rate_zero(
 
 
 JOURNEYS = [
-    ("builtin", "megatron-tp2", "fsdp-dp2", "builtin"),
-    ("megatron-tp2", "megatron-pp2", "megatron-dp2", "megatron-tp2"),
-    ("fsdp-dp2", "fsdp", "builtin", "fsdp-dp2"),
+    pytest.param(("builtin", "megatron-tp2", "fsdp-dp2", "builtin"), id="one trainer after another"),
+    pytest.param(("megatron-tp2", "megatron-pp2", "megatron-dp2", "megatron-tp2"), id="megatron", marks=LONG),
+    pytest.param(("fsdp-dp2", "fsdp", "builtin", "fsdp-dp2"), id="fsdp", marks=LONG),
 ]
 
 
-@pytest.mark.parametrize("journey", JOURNEYS, ids="->".join)
+@pytest.mark.parametrize("journey", JOURNEYS)
 async def test_a_checkpoint_moves_between_trainers(lend: Lend, journey: tuple[str, ...], tmp_path: Path) -> None:
     """At each hop the state is the same bit for bit, and the next losses are those of whoever stays behind."""
     here, name = lend(journey[0]), "run"

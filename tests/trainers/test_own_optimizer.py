@@ -36,7 +36,7 @@ def run_ranks(python: str, directory: Path, world: int) -> None:
     assert [rank.returncode for rank in ranks] == [0] * world, said
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_steps_are_those_of_megatrons_ddp_and_distributed_optimizer(
     megatron_python: str, tmp_path: Path, world: int
 ) -> None:
