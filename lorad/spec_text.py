@@ -34,21 +34,16 @@ def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
     data = (None if node is None else _plain(node, source)) or {}
     if not isinstance(data, dict):
         raise SpecError(f"{source}:1: a spec is a mapping of keys, not {type(data).__name__}", hint=_EXAMPLE)
-    origins = {} if node is None else _lines(node, source)
-    for override in overrides:
-        key, value = _split(override)
-        data = _set(data, key.split("."), value, override)
-        origins[key] = f"override {override}"
-    try:
-        return convert(data)
-    except SpecError as error:
-        raise SpecError(_located(error.message, origins, source), hint=error.hint) from None
+    return _overridden(data, overrides, {} if node is None else _lines(node, source), source)
 
 
 def override(spec: Spec, overrides: Sequence[str]) -> Spec:
     """`spec` with some keys changed. Raises SpecError that begins with the override to blame."""
-    data: dict[str, Any] = msgspec.to_builtins(spec)
-    origins = {}
+    return _overridden(msgspec.to_builtins(spec), overrides, {}, "spec")
+
+
+def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], source: str) -> Spec:
+    """origins: where each key of `data` stands."""
     for text in overrides:
         key, value = _split(text)
         data = _set(data, key.split("."), value, text)
@@ -56,7 +51,7 @@ def override(spec: Spec, overrides: Sequence[str]) -> Spec:
     try:
         return convert(data)
     except SpecError as error:
-        raise SpecError(_located(error.message, origins, "spec"), hint=error.hint) from None
+        raise SpecError(_located(error.message, origins, source), hint=error.hint) from None
 
 
 def overridden(text: str) -> str:
