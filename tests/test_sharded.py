@@ -81,7 +81,7 @@ def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(4, 2))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
-    slot = Slot(SPEC, [p.shape for p in parameters], [1, 1], DataParallel())
+    slot = Slot(SPEC, [p.shape for p in parameters], DataParallel())
     slot.fill(slot.weights, [p.detach().clone() for p in parameters])
     slot.bind(parameters)
     adam = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.1)
@@ -100,7 +100,7 @@ def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("alone")
 def test_gradients_of_a_narrow_parameter_add_up_in_fp32() -> None:
     parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    slot = Slot(SPEC, [parameter.shape], [1], DataParallel())
+    slot = Slot(SPEC, [parameter.shape], DataParallel())
     slot.fill(slot.weights, [torch.full((8,), 1.0009765625)])  # not a number of bfloat16
     slot.bind([parameter])
     for _ in range(257):

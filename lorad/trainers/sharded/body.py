@@ -54,13 +54,8 @@ class Mounted(ABC):
     @abstractmethod
     def parameters(self) -> Sequence[nn.Parameter]:
         """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel group hold
-        the same numbers; nobody but lorad synchronises them or their gradients.
+        the same numbers, other ranks parts of their own; nobody but lorad synchronises them or their gradients.
         """
-
-    @property
-    def copies(self) -> Sequence[int]:
-        """How many ranks beside the data-parallel copies hold each parameter: 1 when tensor parallelism cuts it."""
-        return [1] * len(self.parameters)
 
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:

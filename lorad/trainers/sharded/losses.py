@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lorad.protocol.batch import LossStats
-from lorad.rl.loss import TokenTargets, loss_stats, token_logprobs, token_losses
+from lorad.rl.loss import TokenTargets, level_weights, loss_stats, token_logprobs, token_losses
 from lorad.trainers.base import GradientWork
 from lorad.trainers.sharded.body import LossOf
 from lorad.trainers.sharded.rows import Rows
@@ -37,7 +37,6 @@ class Losses:
 
     def _targets(self, rows: Rows) -> TokenTargets:
         targets, lengths = self._work.targets, self._work.batch.completion_lengths[rows.samples].astype(np.int64)
-        weights = np.repeat(1 / lengths, lengths) if self._work.loss.level == "sequence" else np.ones(lengths.sum())
 
         def moved(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.array(array, np.float32)).to(self._device)
@@ -48,7 +47,7 @@ class Losses:
         return TokenTargets(
             advantages=moved(np.repeat(targets.advantages[rows.samples], lengths)),
             sampler=moved(targets.sampler_logprobs[rows.places]),
-            weights=moved(weights),
+            weights=level_weights(torch.from_numpy(lengths), self._work.loss.level).to(self._device),
             old=tokens(targets.old_logprobs),
             reference=tokens(targets.reference_logprobs),
         )

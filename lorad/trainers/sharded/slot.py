@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ HOST = torch.device("cpu")
 
 
 class Slot:
-    """shapes, copies: of this rank's parameters, see `Mounted`. Its vectors are where `device` says."""
+    """shapes: of this rank's parameters, see `Mounted`. Its vectors are where `device` says."""
 
-    def __init__(self, spec: SlotSpec, shapes: Sequence[torch.Size], copies: Sequence[int], dp: DataParallel) -> None:
-        self.spec, self.shapes, self.copies, self.dp = spec, list(shapes), list(copies), dp
+    def __init__(self, spec: SlotSpec, shapes: Sequence[torch.Size], dp: DataParallel) -> None:
+        self.spec, self.shapes, self.dp = spec, list(shapes), dp
         self.size = sum(shape.numel() for shape in shapes)
         padded = -(-self.size // dp.size) * dp.size
         self.weights, self.grads = torch.zeros(padded), torch.zeros(padded)
@@ -117,25 +117,12 @@ class Slot:
         return norm, applied
 
     def _norm(self, grads: Tensor) -> float:
-        """L2 over the whole adapter; what several tensor-parallel ranks hold counts once."""
+        """L2 over the whole adapter, of which each rank has a share of its own."""
         if dist.get_world_size() == 1:
             return l2_norm(grads)
-        squares = sum(l2_norm(part) ** 2 / copies for part, copies in self._pieces(grads))
-        total = torch.tensor([float(squares)], dtype=torch.float64, device=grads.device)
+        total = torch.tensor([l2_norm(grads) ** 2], dtype=torch.float64, device=grads.device)
         dist.all_reduce(total)
         return math.sqrt(total.item())
-
-    def _pieces(self, share: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """This rank's share, cut where the number of copies changes."""
-        if set(self.copies) <= {1}:
-            yield share, 1
-            return
-        first, at = self.dp.rank * share.numel(), 0
-        for shape, copies in zip(self.shapes, self.copies, strict=True):
-            start, at = at, at + shape.numel()
-            low, high = max(start, first) - first, min(at, first + share.numel()) - first
-            if low < high:
-                yield share[low:high], copies
 
 
 def _seed(text: str) -> int:

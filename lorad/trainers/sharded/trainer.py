@@ -101,7 +101,7 @@ class RankTrainer:
         )
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         parts = mounted.scatter(start)
-        made = Slot(spec, [p.shape for p in mounted.parameters], mounted.copies, self._body.dp)
+        made = Slot(spec, [p.shape for p in mounted.parameters], self._body.dp)
         made.fill(made.weights, parts)
         self._slots[slot] = made
         size = sum(rows * columns for rows, columns in wanted.values())
