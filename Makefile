@@ -5,6 +5,10 @@
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
+# make bench-many          runs in one pool, one after another, and each in a pool of its own
+# make bench-gateway       500 swaps of an alias under 32 streaming clients
+# make bench-attestation   clean publishes, injected faults, and what attesting costs
+# make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -15,10 +19,11 @@ export VENV
 BIN := $(VENV)/bin
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 100
+JOBS ?= 2
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
-	bench-swaps bench-publish kill9 clean
+	bench-swaps bench-publish bench-many bench-gateway bench-attestation kill9 headline clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -44,7 +49,7 @@ demo: $(VENV)/.ready
 	@BIN=$(BIN) .ci/next-steps
 
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/engines --ignore=tests/trainers $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not long" --ignore=tests/engines --ignore=tests/trainers $(ARGS)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
@@ -82,6 +87,15 @@ QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFL
 bench-scaling bench-curves bench-arrivals: $(VENV)/.ready-bench
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
 
+## Runs decide about threads themselves, as they do for users.
+bench-many: MODULE := many
+bench-gateway: MODULE := gateway_swaps
+bench-many bench-gateway: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+
+bench-attestation: $(VENV)/.ready-dev
+	@$(QUIET) $(BIN)/python -m tests.benchmarks.attestation $(ARGS)
+
 bench-publish: MODULE := publish_row
 bench-swaps: MODULE := swaps
 bench-swaps bench-publish: $(VENV)/.ready-dev
@@ -90,6 +104,9 @@ bench-swaps bench-publish: $(VENV)/.ready-dev
 
 kill9: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --rounds $(N) $(ARGS)
+
+headline: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9_many $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -21,7 +21,8 @@ from lorad.errors import LoradError, StorageError
 
 COMMANDS = (
     *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
-    *("adapters", "checkpoints", "export", "samples", "generate", "plot", "pools", "devices"),
+    *("sweep", "fork", "adapters", "checkpoints", "export", "verify", "samples", "plot"),
+    *("pin", "unpin", "swap", "aliases", "serve", "generate", "pools", "devices", "gc"),
     *("tui", "daemon", "doctor", "init", "completion"),
 )
 

@@ -7,10 +7,10 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
              created_at, started_at, ended_at, attempt, rates: {tokens_per_second, step_seconds}}
             state: lorad.states.RunState; reason: EndReason or null; detail: why it ended, in words; waiting: why it is
             queued, in words; reward: mean of the last step; version: the current version's number
-- show      a run plus {directory, spec, processes: [{role, pid}], attempts: [{attempt, started_at, ended_at,
-             resumed_from, exit_code, signal, reason, changed: {key: value}}], warnings: [str], trainable}
-            changed: what its spec says otherwise than that of the attempt before; trainable: {parameters, base, share}
-            of the newest attempt, or null
+- show      a run plus {directory, origin, sweep, serving, spec, processes: [{role, pid}], warnings: [str], trainable,
+             attempts: [{attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, changed}]}
+            origin: run@version or directory that it came from; changed: {key: value} where its spec is not that of the
+            attempt before; trainable: {parameters, base, share} of the newest attempt, or null
 - step      {step, attempt, at, version, metrics: {reward, reward_std, loss, kl, entropy, grad_norm, lr, clip_fraction,
              logprob_difference, response_length, truncated, zero_variance_groups, failed_rewards, tokens,
              tokens_per_second, seconds, seconds_sample, seconds_score, seconds_train, seconds_publish, …}}
@@ -18,8 +18,15 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 - eval      {step, attempt, at, version, score, problems}
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
+- alias     {alias, run, version, updated_at, by, sha256, attested}
+- move      {alias, run, version, at, by}: of an alias; version null: it was removed
+- sweep     {sweep, owner, created_at, grid: {key: [value]}, halving: {eta, rungs: [step], metric} or null, runs: [run
+             plus {values: {key: value}}], rungs: [{step, kept: [name], stopped: [name], scores: {name: number}, at}]}
 - pool      {pool, state, model, pid, device, mode, threads, runtime, tenants, loaded, engine_tokens_per_second,
-             trainer_tokens_per_second, memory_bytes, idle_seconds, engine, trainer, devices}
+             trainer_tokens_per_second, memory_bytes, idle_seconds, engine, trainer, devices, runs, capacity}
+            runs: [{run, phase, bytes, waited}] with an open slot: the verb under way or `idle`, bytes of the slot,
+            seconds for which it waited for its turn; tenants: their names
+            capacity: {max_versions, versions, max_rank, memory, memory_used}, see lorad/protocol/calls.py, or null
             engine: {name} of the backend before the pool answers, then {name, software, alive, asleep, running,
              waiting, slots_used, slots, prefix_hits, cache_used, detail}, see lorad/engines/base.py
             trainer: {name}, then {name, software: {name: version}, alive, here, memory, memory_peak, detail}
@@ -71,9 +78,9 @@ class Client:
         """{pid, version, home, started_at, gateway, runs: {state: count}, database: {schema, bytes}}."""
         return self._get("/v1/status")
 
-    def shutdown(self) -> Json:
-        """Ask the daemon to exit; runs and pools go on."""
-        return self._post("/v1/shutdown", {})
+    def shutdown(self, *, gateway: bool = False) -> Json:
+        """Ask the daemon to exit; runs and pools go on, and so does the gateway unless it is to end as well."""
+        return self._post("/v1/shutdown", {"gateway": gateway})
 
     def database(self) -> Json:
         """{problems: [str], warnings: [str]} of the whole database, read now."""
@@ -115,8 +122,7 @@ class Client:
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
         """
-        body = {"step": step, "steps": steps, "overrides": [*overrides]}
-        return self._post(f"{_path(run)}/resume", body)
+        return self._post(f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]})
 
     def pause(self, run: str) -> Json:
         return self._post(f"{_path(run)}/pause", {})
@@ -146,8 +152,7 @@ class Client:
 
     def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> Json:
         """{text, offset, size}: from a byte offset (negative: from the end); `offset` is where to go on."""
-        query = urlencode({"of": of, "offset": offset, "limit": limit})
-        return self._get(f"{_path(run)}/logs?{query}")
+        return self._get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
 
     # -- versions --------------------------------------------------------------------------------------------------
     def adapters(self, run: str | None = None) -> Items:
@@ -160,9 +165,71 @@ class Client:
         """Copy a version, verified, as a PEFT directory: {version, path, sha256}. `version`: run@number."""
         return self._post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory})
 
+    def pin(self, version: str) -> Json:
+        """Keep a version loaded and its files safe: a version. Its pool is started by whoever asks for it."""
+        return self._post(f"/v1/versions/{quote(version, safe='')}/pin", {})
+
+    def unpin(self, version: str) -> Json:
+        return self._post(f"/v1/versions/{quote(version, safe='')}/unpin", {})
+
+    def aliases(self) -> Items:
+        return self._list("/v1/aliases")
+
+    def alias_moves(self, alias: str) -> Items:
+        """Newest first."""
+        return self._list(f"/v1/aliases/{quote(alias, safe='')}/moves")
+
+    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Json:
+        """Serve another version under an alias, or the one before (`rollback`): an alias plus {previous, attestation,
+        seconds}, with {verdict, detail}. The version is loaded and attested first; a refused one changes nothing."""
+        return self._post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
+
+    def remove_alias(self, alias: str) -> Json:
+        return self._delete(f"/v1/aliases/{quote(alias, safe='')}")
+
+    def verify(self, run: str) -> Json:
+        """{run, checks: [{check, looked_at (in words), problems: [str], seconds}], problems: count}."""
+        return self._post(f"{_path(run)}/verify", {})
+
+    def gc(self, *, dry_run: bool = False) -> Json:
+        """Delete files that nothing can ask for: {deleted: [{run, path, bytes, why}], bytes, dry_run}."""
+        return self._post("/v1/gc", {"dry_run": dry_run})
+
+    def serve(self, model: str, adapters: Items, *, cwd: str, overrides: Strings) -> Json:
+        """Keep a base warm and serve PEFT directories under aliases: {pool, gateway, aliases: [alias]}.
+
+        adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
+        return self._post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides})
+
+    def stop_serving(self, model: str) -> Json:
+        """Let the pool of a base end when it is idle: {model, runs: [str]}. Aliases stay."""
+        return self._post("/v1/serve/stop", {"model": model})
+
+    def serving(self, model: str) -> Json:
+        """What the gateway needs to serve `model`, an alias or run@version, whose pool is started and which is loaded
+        after this: {model, run, version, sha256, socket, model_path, chat_template}."""
+        return self._post("/v1/serving", {"model": model})
+
+    def sweep(
+        self, spec: str, *, source: str, cwd: str, overrides: Strings, name: str | None, halving: Json | None
+    ) -> Json:
+        """A run for each point of the grid that overrides with several values span: a sweep plus {warnings}. halving:
+        {eta, rungs, metric}, with null for what is to be chosen."""
+        body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name, "halving": halving}
+        return self._post("/v1/sweeps", body)
+
+    def sweeps(self, name: str | None = None) -> Items:
+        """Newest first, or the one of that name."""
+        return self._list("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
+
+    def fork(self, version: str, *, overrides: Strings, name: str | None, steps: int | None, fresh: bool) -> Json:
+        """A new run that begins with a version and its optimizer's state (fresh: without that): a run."""
+        body = {"overrides": overrides, "name": name, "steps": steps, "fresh": fresh}
+        return self._post(f"/v1/versions/{quote(version, safe='')}/fork", body)
+
     def generate(self, version: str, prompt: str, sampling: Json) -> Json:
         """{version, completions: [{text, tokens, finish}]}; sampling: {n, temperature, top_p, top_k, max_new_tokens,
-        seed, stop}. `version`: run@number, or a run's name for its current version."""
+        seed, stop}. `version`: an alias, run@number, or a run's name for its current version."""
         return self._post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling})
 
     # -- transport -------------------------------------------------------------------------------------------------

@@ -37,6 +37,21 @@ class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.malloc in ("auto", True)
 
 
+class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the gateway listens beside its socket: on 127.0.0.1 alone, for who has a token.
+
+    tokens: a YAML file, readable by its owner only, of owner -> token or list of tokens; a token may stand there as
+    `sha256:` and its digest.
+    """
+
+    port: Annotated[int, Meta(gt=0, le=65535)] | None = None
+    tokens: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.port is None) != (self.tokens is None):
+            raise ValueError("gateway: port and tokens go together")
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """idle_timeout: seconds that a pool without runs stays warm."""
 
@@ -44,6 +59,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     idle_timeout: float = 600.0
     backends: dict[str, Backend] = {}
     runtime: RuntimeSettings = RuntimeSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
 
 def load(path: Path) -> Config:

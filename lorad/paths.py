@@ -115,6 +115,11 @@ class RunDir:
     def samples(self) -> Path:
         return self.root / "samples"
 
+    @property
+    def origin(self) -> Path:
+        """Of a fork: the checkpoint, or the version, that it begins with."""
+        return self.root / "origin"
+
     def version(self, number: int) -> Path:
         return self.versions / f"{number:06d}"
 
@@ -167,6 +172,15 @@ class Home:
 
     def run(self, name: str) -> RunDir:
         return RunDir(self.runs / name)
+
+    @property
+    def gateway(self) -> Path:
+        """The gateway's directory: its attempts, and `table.json`, what it serves under which name."""
+        return self.root / "gateway"
+
+    @property
+    def gateway_socket(self) -> Path:
+        return socket_path(self.root / "gateway.sock")
 
     def pool(self, pool_id: str) -> Path:
         return self.pools / pool_id

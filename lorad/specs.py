@@ -75,7 +75,7 @@ class Algorithm(Part, frozen=True):
     advantage: Literal["std", "mean"] = "std"  # std: (r - mean) / std; mean: r - mean (Dr. GRPO)
     loss_level: Literal["token", "sequence"] = "token"
     drop_zero_variance: bool = True
-    importance_cap: PositiveFloat | None = None  # truncated importance sampling against the engine; None: off
+    importance_cap: PositiveFloat | None = None  # truncated importance sampling; None: off, 2 with max_staleness
 
 
 class Data(Part, frozen=True):
@@ -152,6 +152,7 @@ class Rollout(Part, frozen=True):
     key_file: str | None = None
     admin_key_file: str | None = None
     engine_args: dict[str, Any] = {}
+    max_staleness: Annotated[int, Meta(ge=0, le=16)] = 0  # steps that sampling may run ahead of training
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -188,18 +189,21 @@ class Pool(Part, frozen=True):
 
 
 class Resources(Part, frozen=True):
-    """What the run needs and how it is treated. devices: GPUs; None: as many as the backends need."""
+    """What the run needs and how it is treated. devices: GPUs; None: as many as the backends need. priority: who waits
+    less, in the queue and for turns in a pool. exclusive: no other run is in its pool while it works."""
 
     devices: Annotated[int, Meta(ge=1, le=64)] | None = None
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
     restart: Literal["never", "on-failure"] = "never"
+    exclusive: bool = False
 
 
 class Attest(Part, frozen=True):
-    """How a load is attested."""
+    """How a load is attested; amplified_every: see `Open` in lorad/protocol/calls.py."""
 
     canaries: Annotated[int, Meta(ge=4, le=256)] = 8
     tokens: Annotated[int, Meta(ge=8, le=256)] = 24
+    amplified_every: NonNegative = 10
 
 
 class Spec(Part, frozen=True):

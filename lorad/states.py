@@ -41,6 +41,7 @@ class EndReason(StrEnum):
     FAILED = "failed"
     LOST = "lost"
     ATTESTATION_FAILED = "attestation_failed"
+    IMPORTED = "imported"  # it never trained: its version came from a directory
 
 
 class Move(StrEnum):

@@ -6,6 +6,7 @@ They do what `LORAD_HOME/behaviour.json` says: {"driver": {...}, "pool": {...}};
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -16,12 +17,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.directory import write_directory
-from lorad.errors import PoolLost
+from lorad.adapters.peft import write_peft
+from lorad.errors import AttestationFailed, LoradError, PoolLost, to_wire
 from lorad.models.directory import resolve
-from lorad.paths import RunDir
+from lorad.paths import Home, RunDir
 from lorad.protocol import frames
-from lorad.protocol.calls import Answer, Call, Nothing, PoolInfo, PoolStatus
+from lorad.protocol.calls import Answer, Attestation, Call, Loaded, Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import (
     Attempt,
@@ -33,8 +39,9 @@ from lorad.protocol.journal import (
     lineage,
     read,
 )
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus
 
-FACTS = {
+FACTS: dict[str, Any] = {
     "model_path": str(resolve("builtin:tiny")),
     "model_dtype": "float32",
     "parameters": 1000,
@@ -110,8 +117,11 @@ class Driver:
         samples.write_text("")
         relative, empty = str(samples.relative_to(self.run_dir.root)), hashlib.sha256().hexdigest()
         self.journal.append("step", self.step, StepFact(self.step, ["p"], self.step, relative, empty, METRICS))
-        write_directory(self.run_dir.version(self.number), lambda path: None)
-        version = VersionFact(self.number, "0" * 64, None, f"versions/{self.number:06d}", 1, 2.0, 0, "passed", "")
+        adapter = adapter_of(self.number)
+        if self.number not in self.how.get("without_files", ()):
+            write_directory(self.run_dir.version(self.number), lambda path: write_peft(adapter, path, "tiny"))
+        path, size = f"versions/{self.number:06d}", adapter.bytes
+        version = VersionFact(self.number, adapter.digest(), None, path, 1, 2.0, size, "passed", "")
         self.journal.append("version", self.step, version)
         if self.step % self.spec["checkpoint"]["every"] == 0:
             self.checkpoint()
@@ -127,6 +137,13 @@ class Driver:
         self.journal.append("checkpoint", self.step, fact)
 
 
+def adapter_of(number: int) -> Adapter:
+    """Small, and another one for each version."""
+    name, half = "model.layers.0.self_attn.q_proj", np.full((1, 4), number, np.float32)
+    tensors = {f"{name}.lora_A.weight": half, f"{name}.lora_B.weight": half.T.copy()}
+    return Adapter(AdapterConfig(1, 2.0, (name,)), tensors)
+
+
 def connect(path: Path) -> Connection:
     while True:
         with contextlib.suppress(PoolLost):
@@ -135,7 +152,11 @@ def connect(path: Path) -> Connection:
 
 
 def serve(pool_dir: Path) -> None:
-    """Answers `status` and `shutdown`, a process for each connection; `crash`: exits with 1 instead."""
+    """Answers what the daemon asks, a process for each connection; `crash`: exits with 1 instead.
+
+    `capacity`: what it says of it; it has no tenants, so that runs count as placed and not yet there.
+    `deaf`: to `shutdown`; `refuses`: versions that fail their attestation; `load_seconds`: what each load takes.
+    """
     setup = json.loads((pool_dir / "pool.json").read_text())
     if behaviour("pool").get("crash"):
         sys.exit("the base does not fit into memory")
@@ -146,15 +167,46 @@ def serve(pool_dir: Path) -> None:
     listener.listen()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     parent = os.getpid()
+    engine = Engine(pool_dir / "loaded.json")
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
-            answer(connection, setup, parent)
+            answer(connection, setup, parent, engine)
             os._exit(0)
         connection.close()
 
 
-def answer(connection: socket.socket, setup: dict[str, Any], parent: int) -> None:
+class Engine:
+    """What is loaded, and whether it is kept: in a file, as each connection has a process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_text("{}")
+
+    def do(self, call: Call) -> tuple[list[str], list[str]]:
+        """What is loaded and what is kept, after the call."""
+        with self.path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            loaded: dict[str, bool] = json.loads(file.read())
+            self.change(loaded, call)
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(loaded))
+        return sorted(loaded), sorted(name for name, kept in loaded.items() if kept)
+
+    def change(self, loaded: dict[str, bool], call: Call) -> None:
+        if call.verb in ("load_version", "attest_again"):
+            name = call.args["version"]
+            time.sleep(behaviour("pool").get("load_seconds", 0))
+            if name in behaviour("pool").get("refuses", ()):
+                raise AttestationFailed(f"{name} is not what it should be", hint="Use another one.")
+        if call.verb == "load_version":
+            loaded[name] = loaded.get(name, False) or call.args["keep"]
+        elif call.verb == "let_go":
+            loaded.pop(call.args["version"], None)
+
+
+def answer(connection: socket.socket, setup: dict[str, Any], parent: int, engine: Engine) -> None:
     def exactly(size: int) -> bytearray:
         data = bytearray()
         while len(data) < size:
@@ -166,12 +218,21 @@ def answer(connection: socket.socket, setup: dict[str, Any], parent: int) -> Non
     names = ("pool", "model", "model_path", "trainer", "engine", "mode", "device", "dtype", "threads")
     about = {name: setup[name] for name in names}
     info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={})
+    info = msgspec.structs.replace(info, model_sha256=behaviour("pool").get("model_sha256", ""))
+    capacity = Capacity(**told) if (told := behaviour("pool").get("capacity")) else None
     while True:
         call = frames.decode(*frames.read(exactly), Call)
-        body = Nothing() if call.verb == "shutdown" else PoolStatus(info, [], [], 0.0, 0.0, 1, 1.0)
-        for part in frames.encode(Answer(call.id, "result", body)):
+        try:
+            loaded, kept = engine.do(call)
+            body = PoolStatus(info, [], loaded, 0.0, 0.0, 1, 1.0, kept=kept, capacity=capacity)
+            passed = Loaded(Attestation("passed", "as its files say"))
+            results = {"status": body, "load_version": passed, "attest_again": passed}
+            reply = Answer(call.id, "result", results.get(call.verb, Nothing()))
+        except LoradError as error:
+            reply = Answer(call.id, "error", to_wire(error))
+        for part in frames.encode(reply):
             connection.sendall(part)
-        if call.verb == "shutdown":
+        if call.verb == "shutdown" and not behaviour("pool").get("deaf"):
             os.kill(parent, signal.SIGTERM)
 
 
@@ -186,6 +247,16 @@ def check() -> None:
         print(json.dumps({"ok": True, "facts": FACTS}))
 
 
+def be_gateway(home: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        path = Home(home).gateway_socket
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen()
+        while True:
+            listener.accept()[0].close()
+
+
 if __name__ == "__main__":
     match sys.argv[1]:
         case "driver":
@@ -194,3 +265,5 @@ if __name__ == "__main__":
             serve(Path(sys.argv[2]))
         case "preflight":
             check()
+        case "gateway":
+            be_gateway(Path(sys.argv[2]))

@@ -18,21 +18,24 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.commands import Commands
 from lorad.daemon.context import Context, Patience, Request, attempt_dir
 from lorad.daemon.devices import Device
-from lorad.daemon.handlers.run import create, make_directory
 from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.making import create, make_directory
 from lorad.daemon.processes import read_status
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.request import Caller
 from lorad.daemon.run import answering, prepare, rest
 from lorad.paths import Home
+from lorad.protocol.journal import JournalWriter
 from lorad.specs import convert
-from lorad.states import Move
+from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Row, Store
+from lorad.store.ingest import ingest
+from tests.daemon_fakes import FACTS, Driver
 
 SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
 FAKES = str(Path(__file__).with_name("daemon_fakes.py"))
-COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight")))
+COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight", "gateway")))
 QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
 
 
@@ -71,6 +74,24 @@ def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: 
     request = Request("/", "spec", [], model, "float32", parameters)
     create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
     ctx.waker.poke()
+
+
+def finished(ctx: Context, name: str = "a", **sections: Any) -> Row:
+    """A run that is over after six steps, without any process: the versions 1001 to 1006, checkpoints at 2, 4, 6."""
+    submit(ctx, name, FACTS["model_path"], **sections)
+    attempt = runs.begin_attempt(ctx.store, name, resumed_from=None)
+    directory = attempt_dir(runs.get(ctx.store, name)).root
+    directory.mkdir(parents=True)
+    params = {"run": name, "run_dir": str(ctx.home.run(name).root), "attempt": attempt, "steps": 6}
+    (directory / "params.json").write_text(json.dumps(params | {"resume_step": None, "pool": ""}))
+    driver = Driver(directory)
+    with JournalWriter(driver.run_dir.journal, name, attempt) as driver.journal:
+        driver.begin()
+        for driver.step in range(1, 7):
+            driver.facts()
+    ingest(ctx.store, name, driver.run_dir.journal)
+    runs.end_attempt(ctx.store, name, attempt, exit_code=0, signal=None, reason="completed")
+    return ctx.move(name, Move.END, reason=EndReason.COMPLETED)
 
 
 async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:

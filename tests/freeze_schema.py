@@ -17,7 +17,7 @@ sys.path.insert(0, str(DATA.parent.parent))
 
 from lorad.protocol.journal import JournalWriter  # noqa: E402
 from lorad.states import EndReason, Move  # noqa: E402
-from lorad.store import pools, runs  # noqa: E402
+from lorad.store import pools, runs, sweeps  # noqa: E402
 from lorad.store.db import Store  # noqa: E402
 from lorad.store.ingest import ingest  # noqa: E402
 from tests.journals import begin, checkpoint, end, evaluation, new_run, step, version  # noqa: E402
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def fill(store: Store, journal: Path) -> None:
-    """One run that was resumed and ended, one in the queue, a pool with a lease, and an alias."""
+    """A run that was forked, resumed, ended and is served, one of a sweep in the queue, a pool, a lease, an alias."""
     new_run(store)
     runs.begin_attempt(store, "sorter", resumed_from=None)
     with JournalWriter(journal, "sorter", 1) as writer:
@@ -57,7 +57,14 @@ def fill(store: Store, journal: Path) -> None:
     new_run(store, "waiter")
     pools.upsert(store, "tiny-1", state="ready", model="builtin:tiny", mode="fused", device="cpu")
     pools.lease(store, "tiny-1", "cpu", "run sorter")
+    halving = {"eta": 2, "rungs": [1, 5], "metric": "reward"}
+    sweeps.create(store, "grid", owner="ada", grid={"seed": ["0", "1"]}, halving=halving)
+    rung = {"step": 1, "kept": ["waiter"], "stopped": [], "scores": {"waiter": 0.5}, "at": 1.0}
+    sweeps.decide(store, "grid", rung)
+    runs.set_fields(store, "waiter", sweep="grid")
+    runs.set_fields(store, "sorter", origin="older@7", serving=1)
     with store.write() as connection:
+        connection.execute("UPDATE versions SET pinned = 1 WHERE version = 2")
         connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 3, 1.0)")
         connection.execute("INSERT INTO alias_moves VALUES (1, 'bot', 'sorter', 3, 1.0, 'ada')")
 

@@ -17,12 +17,12 @@ import numpy as np
 from lorad.models.directory import BUILTIN, linear_shapes, read_config
 from lorad.pool.config import PoolConfig
 from lorad.pool.host import opened
-from lorad.pool.listener import listen
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.calls import ForwardBackward, Generate, Nothing, Open, OptimStep, Publish, Published, Stepped
 from lorad.protocol.connection import Connection
+from lorad.protocol.listener import listen
 
 TINY = BUILTIN["builtin:tiny"]
 SHAPES = linear_shapes(read_config(TINY))

@@ -26,6 +26,7 @@ from lorad.models.directory import resolve
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
+from lorad.pool.temporary import MARK
 from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.servers import ServerSetup
 from lorad.trainers.base import StepResult
@@ -85,6 +86,10 @@ class Sleeps(BuiltinEngine):
         with self.awake():
             return await super().score(version, batch)
 
+    async def score_in_sleep(self, version: str, batch: Batch) -> np.ndarray:
+        """For those who look whether it can be woken."""
+        return await super().score(version, batch)
+
     async def sleep(self) -> None:
         await self.drain()
         assert not self.busy
@@ -94,7 +99,7 @@ class Sleeps(BuiltinEngine):
         if len(self._versions.table) == 2:
             self.altered()
         if self._check is not None:
-            await self._check(super().score)
+            await self._check(self.score_in_sleep)
         self._change("wake")
 
     def _change(self, what: str) -> None:
@@ -156,6 +161,30 @@ class WakesWithAnotherBase(Sleeps):
         self._models = Merger(replace(self._base, norm=self._base.norm * 1.01))
 
 
+class WakesWithOtherRounding(Sleeps):
+    """After each sleep another, as that of kernels which add in another order."""
+
+    async def score(self, version: str, batch: Batch) -> np.ndarray:
+        return self._rounded(await super().score(version, batch))
+
+    async def score_in_sleep(self, version: str, batch: Batch) -> np.ndarray:
+        return self._rounded(await super().score_in_sleep(version, batch))
+
+    def _rounded(self, exact: np.ndarray) -> np.ndarray:
+        return exact * np.float32(1 + 1e-6 * self.changes.count("sleep"))
+
+
+class RestartsWithOtherRounding(WakesWithOtherRounding):
+    """Before its third version comes."""
+
+    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
+        if name.endswith("@2"):
+            self.changes += ["sleep", "wake"]
+            assert self._check is not None
+            await self._check(self.score_in_sleep)
+        return await super().load(name, source)
+
+
 class SecondServerLags(BuiltinEngine):
     """Two servers, of which the second holds of each version what the one before it is."""
 
@@ -177,7 +206,7 @@ class Dies(BuiltinEngine):
     death: PoolLost | None = None
 
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
-        if len(self._versions.table) == 2:
+        if sum(MARK not in held for held in self._versions.table) == 2 and MARK not in name:
             self.death = PoolLost("server 0 died 5 times: out of memory", hint="Resume the run.")
             raise self.death
         return await super().load(name, source)

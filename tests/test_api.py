@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +98,7 @@ async def test_queued_runs_pause_and_end_at_once(home: Path) -> None:
     behave(home, driver={"seconds": 30})
     async with serving(home) as api:
         for name in ("busy", "b", "c", "d"):
-            await api.run(name)
+            await api.run(name, "resources.exclusive=true")
         assert (await api("pause", "b"))["state"] == "paused"
         assert (await api("stop", "c"))["reason"] == "stopped"
         assert (await api("kill", "d"))["reason"] == "killed"
@@ -176,8 +177,7 @@ async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: 
         await api.run("a")
         await api.until("a", "ended")
         source = home / "runs" / "a" / "versions" / "001006"
-        (source / "manifest.json").unlink()
-        source.rmdir()
+        shutil.rmtree(source)
         write_directory(source, config)
         done = await api("export", "a@1006", str(home / "out"))
         assert (done["version"], (home / "out" / "adapter_config.json").read_text()) == ("a@1006", "{}")

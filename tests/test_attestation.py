@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from lorad.errors import AttestationFailed
+from lorad.errors import AdapterRefused, AttestationFailed
 from lorad.pool.canaries import Canaries
 from lorad.pool.judge import BFLOAT16, FLOAT32, Limits, judge
 from lorad.protocol.batch import Batch
@@ -92,10 +92,28 @@ def test_thirty_clean_versions_pass(lr: float, tmp_path: Path) -> None:
     assert verdicts == ["passed"] * 31
 
 
-@pytest.mark.parametrize(("lr", "last"), [(1e-3, "passed"), (1e-5, "inconclusive")])
-def test_bfloat16_says_when_it_is_blind(lr: float, last: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+def test_bfloat16_is_not_blind(lr: float, tmp_path: Path) -> None:
     with opened_pool(tmp_path, dtype="bfloat16") as connection:
-        assert publish_until(connection, tmp_path, 8, lr).attestation.verdict == last
+        assert publish_until(connection, tmp_path, 8, lr).attestation.verdict == "passed"
+
+
+def test_bfloat16_says_when_it_is_blind(tmp_path: Path) -> None:
+    with opened_pool(tmp_path, dtype="bfloat16") as connection:
+        publish(connection, tmp_path, 0)
+        learn(connection, lr=1e-5)
+        publish(connection, tmp_path, 1)
+        again = publish(connection, tmp_path, 2).attestation
+    assert again.verdict == "inconclusive" and "previous version" in again.detail
+
+
+def test_an_adapter_with_nan_is_refused_with_its_step(tmp_path: Path) -> None:
+    with opened_pool(tmp_path) as connection:
+        publish(connection, tmp_path, 0)
+        learn(connection, lr=float("inf"))
+        with pytest.raises(AdapterRefused, match=r"sorter@7 at step 7: .* NaN or infinite"):
+            publish(connection, tmp_path, 7)
+        assert connection.call("status", Nothing()).loaded == ["sorter@0"]
 
 
 def test_a_first_version_equals_the_base_and_passes(tmp_path: Path) -> None:

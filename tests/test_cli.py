@@ -111,10 +111,10 @@ def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     assert not directory.exists()
 
 
-def test_second_run_on_the_same_base_waits_and_says_why(made: World) -> None:
+def test_a_run_that_wants_the_pool_for_itself_waits_and_says_why(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "first", "--detach")
     made.reached("first", 1)
-    made.lorad("run", made.spec(), "--name", "second", "--detach")
+    made.lorad("run", made.spec(), "resources.exclusive=true", "--name", "second", "--detach")
     waiting = made.until(lambda: made.client.show("second")["waiting"], "second says why it waits")
     assert "first" in waiting and made.client.show("second")["state"] == "queued"
     made.lorad("kill", "first", "--wait")

@@ -154,3 +154,13 @@ def small_disk(made: World, size: str) -> Iterator[Path]:
     finally:
         kill_leftovers(made.home.root)
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_run_whose_reward_fails_changes_nothing_for_its_neighbour(made: World) -> None:
+    made.run("calm", "trainer.steps=12", "seed=5")
+    started = [("beside", "trainer.steps=12"), ("broken", "reward=rewards.py:never")]
+    for name, override in started:
+        made.lorad("run", made.spec(SMALL), override, "seed=5", "--name", name, "--detach")
+    assert made.over("broken")["reason"] == "failed" and made.over("beside")["reason"] == "completed"
+    assert made.client.show("beside")["pool"] == made.client.show("broken")["pool"]
+    assert made.facts("beside") == made.facts("calm")

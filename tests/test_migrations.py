@@ -17,7 +17,7 @@ from lorad.errors import Conflict
 from lorad.migrations import MIGRATIONS
 from lorad.protocol.journal import JournalWriter
 from lorad.states import Move
-from lorad.store import checkpoints, events, metrics, pools, runs, versions
+from lorad.store import checkpoints, events, metrics, pools, runs, sweeps, versions
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
 from tests.journals import begin, new_run, records_of, step
@@ -86,6 +86,21 @@ def test_a_frozen_database_opens_with_all_its_rows(path: Path, frozen: Path) -> 
     assert [lease["pool"] for lease in pools.leases(store)] == [pools.list_pools(store)[0]["pool"]] == ["tiny-1"]
     assert checkpoints.checkpoints(store, "sorter") == [] and metrics.evals(store, "sorter") == []
     assert events.last_id(store) == 15
+    store.close()
+
+
+def test_sweeps_and_what_is_served_are_still_known(path: Path) -> None:
+    shutil.copy(FROZEN[0].with_stem("m0002_sweeps_and_serving"), path)
+    store = Store(path)
+    (sweep,) = sweeps.sweeps(store)
+    assert (sweep["grid"], sweep["halving"]["rungs"], sweep["rungs"][0]["kept"]) == (
+        {"seed": ["0", "1"]},
+        [1, 5],
+        ["waiter"],
+    )
+    assert sweeps.members(store, "grid") == ["waiter"]
+    assert [(run["name"], run["origin"]) for run in runs.that_serve(store)] == [("sorter", "older@7")]
+    assert [version["pinned"] for version in versions.versions(store)] == [False, True, False]
     store.close()
 
 

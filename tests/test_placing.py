@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from lorad.daemon import devices, place
+from lorad.daemon import devices
 from lorad.daemon.context import Context
 from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.handlers.devices import handle as list_devices
 from lorad.daemon.place import place_runs
+from lorad.daemon.tenants import tenants_of
 from lorad.store import pools as rows
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, submit, until, until_state
@@ -76,4 +77,4 @@ def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
     submit(ctx, "a", trainer=FSDP | {"dp": 4})
     place_runs(ctx)
     (pool,) = ctx.pools.values()
-    assert pool.setup.names == ("cpu",) and place.tenant_of(ctx, pool) == "a"
+    assert pool.setup.names == ("cpu",) and [run["name"] for run in tenants_of(ctx, pool)] == ["a"]

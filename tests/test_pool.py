@@ -15,17 +15,11 @@ from lorad.adapters.directory import commit, read_manifest, verify
 from lorad.adapters.peft import WEIGHTS
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, IntegrityError, LoradError, StorageError
 from lorad.pool.files import VersionFiles
+from lorad.pool.work import tokens_of
 from lorad.protocol.batch import Sampling
-from lorad.protocol.calls import (
-    Closed,
-    Generate,
-    Nothing,
-    Open,
-    OptimStep,
-    PoolInfo,
-    Save,
-)
+from lorad.protocol.calls import Closed, Evict, Generate, Nothing, Open, OptimStep, Save
 from lorad.protocol.connection import Connection
+from lorad.protocol.status import PoolInfo
 from tests.pool_kit import (
     DEADLINE,
     MODULES,
@@ -221,6 +215,20 @@ def test_runs_that_share_a_pool_do_not_touch_each_other(running: Running, tmp_pa
     for thread in threads:
         thread.join(DEADLINE)
     assert (digests["together-1"], digests["together-2"]) == (digests["alone-1"], digests["alone-2"])
+
+
+def test_nothing_is_left_of_a_run_that_is_evicted(running: Running, tmp_path: Path) -> None:
+    with running.connect("evicted") as first:
+        first.call("open", OPEN)
+        (tmp_path / "evicted").write_text("in the way of its versions")
+        publish(first, tmp_path, 0)
+        first.call("forward_backward", batch())
+    with running.connect() as daemon, running.connect("evicted", attempt=2) as second:
+        daemon.call("evict", Evict("evicted", 1))
+        assert "evicted" not in running.pool.files._pending
+        second.call("open", OPEN)
+        assert learn(second).tokens == tokens_of(batch().batch)
+        second.call("close", Nothing())
 
 
 def test_close_tells_that_the_base_is_unchanged(run: Connection, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.pool import phases
 from lorad.pool.phases import Phases
-from lorad.protocol.batch import Sampling
+from lorad.protocol.batch import Chunk, Sampling
 from lorad.protocol.calls import Call, Generate, Nothing
 from lorad.protocol.connection import Connection
 from tests.pool_kit import DEADLINE, OPEN, TINY, Running, generate, learn, prompts, publish, running_pool, texts, until
@@ -185,6 +186,21 @@ async def test_a_run_that_goes_on_training_is_not_interrupted(engine: Sleeps, mo
     mine = Work(shared, "serving", "a")
     await asyncio.gather(mine.end(), other.end())
     assert engine.changes == ["sleep", "wake"]
+
+
+async def test_a_run_that_samples_ahead_is_not_interrupted_by_its_own_stream(
+    engine: Sleeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "LINGER", 1e6)
+    shared = Phases(engine, is_timesliced=True)
+    ahead = cast("AsyncGenerator[Chunk, None]", engine.generate("ahead", "base", prompts(), Sampling(max_new_tokens=2)))
+    await Work(shared, "training", "a").end()
+    sampling = asyncio.create_task(anext(shared.stream("a", ahead)))
+    await settled()
+    await Work(shared, "training", "a").end()
+    assert (sampling.done(), engine.changes) == (False, ["sleep"])
+    await Work(shared, "serving", "a").end()
+    assert (await sampling).tokens.size and engine.changes == ["sleep", "wake"]
 
 
 async def test_a_run_that_pauses_is_not_waited_for(engine: Sleeps) -> None:

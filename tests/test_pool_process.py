@@ -16,11 +16,9 @@ import pytest
 from lorad.adapters.peft import read_peft
 from lorad.errors import LoradError
 from lorad.pool import config as configuration
-from lorad.protocol.calls import (
-    Nothing,
-    PoolInfo,
-)
+from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
+from lorad.protocol.status import PoolInfo
 from tests.pool_kit import (
     DEADLINE,
     OPEN,
@@ -84,7 +82,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(start: Start, home: Pa
     with connected(home, start()):
         second = start()
         assert second.wait(DEADLINE) == 1
-        assert "another pool answers" in second.communicate()[1]
+        assert "another process answers" in second.communicate()[1]
 
 
 def test_a_model_that_is_not_there_ends_the_pool_with_a_message(start: Start, tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from lorad.daemon.views import engine_view
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.pool import share
-from lorad.protocol.calls import LoadVersion, Nothing, PoolInfo, PoolStatus
+from lorad.protocol.calls import LoadVersion, Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
+from lorad.protocol.status import PoolInfo, PoolStatus
 from tests.pool_kit import OPEN, SHAPES, TINY, config_of, generate, learn, publish, running_pool, texts
 from tests.sleeping_engines import Served
 
@@ -124,7 +125,7 @@ def test_a_version_that_servers_differ_about_is_not_served(tmp_path: Path) -> No
         version = publish(connection, tmp_path, 1)
     loads = LoadVersion("sorter@1", str(tmp_path / "sorter" / "versions" / "000001"), version.sha256)
     with opened(tmp_path / "second", "SecondServerLags", mode="resident") as connection:
-        with pytest.raises(AttestationFailed, match=r"sorter@1 is not the same everywhere: .* \(1 of 2 servers\)"):
+        with pytest.raises(AttestationFailed, match=r"sorter@1 failed its attestation: .* \(1 of 2 servers\)"):
             connection.call("load_version", loads)
         assert connection.call("status", Nothing()).loaded == []
 

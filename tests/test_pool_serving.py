@@ -12,19 +12,13 @@ import msgspec
 import pytest
 
 from lorad.errors import IntegrityError, NotFound
-from lorad.pool.listener import may_call
 from lorad.pool.loaded import SPARE
 from lorad.protocol import frames
 from lorad.protocol.batch import Sampling
-from lorad.protocol.calls import (
-    Call,
-    Generate,
-    LoadVersion,
-    Nothing,
-    PoolStatus,
-    Published,
-)
+from lorad.protocol.calls import Call, Generate, LoadVersion, Nothing, Published
 from lorad.protocol.connection import Connection
+from lorad.protocol.listener import may_call
+from lorad.protocol.status import PoolStatus
 from tests.pool_kit import (
     DEADLINE,
     Running,

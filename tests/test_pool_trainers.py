@@ -13,10 +13,11 @@ from lorad.errors import LoradError, PoolLost, SpecError
 from lorad.models.facts import weights_sha256
 from lorad.pool import host, start
 from lorad.pool.host import opened, watch_both
-from lorad.protocol.calls import Nothing, PoolInfo
+from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
+from lorad.protocol.status import PoolInfo
 from tests.lodging_trainers import Lodges
 from tests.pool_kit import OPEN, TINY, Running, config_of, generate, learn, publish, running_pool, texts
 from tests.sleeping_engines import Served, Sleeps

@@ -12,7 +12,7 @@ import pytest
 from lorad.daemon.context import attempt_dir
 from lorad.daemon.place import place_runs
 from lorad.daemon.processes import read_status
-from lorad.daemon.prune import prune_samples
+from lorad.daemon.prune import prune
 from lorad.states import Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
@@ -29,21 +29,21 @@ async def test_a_queued_run_is_placed_runs_and_completes(home: Path) -> None:
         assert runs.attempts(ctx.store, "a")[0]["exit_code"] == 0
 
 
-async def test_a_second_run_waits_in_words_and_then_has_the_warm_pool(home: Path) -> None:
+async def test_a_run_that_is_alone_lets_the_next_one_wait_in_words_and_then_have_the_warm_pool(home: Path) -> None:
     async with reconciling(home) as ctx:
-        submit(ctx, "a")
+        submit(ctx, "a", resources={"exclusive": True})
         submit(ctx, "b")
         waiting = await until(lambda: runs.get(ctx.store, "b")["waiting"])
-        assert waiting == "pool tiny-1 is busy with run a; starts when it ends"
+        assert waiting == "run a has pool tiny-1 for itself; starts when it ends"
         row = await until_state(ctx, "b", "ended")
         assert (row["reason"], row["waiting"], ctx.pools["tiny-1"].number) == ("completed", "", 1)
 
 
 async def test_priority_goes_before_age(home: Path) -> None:
     async with reconciling(home) as ctx:
-        submit(ctx, "first")
-        submit(ctx, "low")
-        submit(ctx, "high", resources={"priority": 5})
+        submit(ctx, "first", resources={"exclusive": True})
+        submit(ctx, "low", resources={"exclusive": True})
+        submit(ctx, "high", resources={"exclusive": True, "priority": 5})
         ends = [(await until_state(ctx, name, "ended"))["started_at"] for name in ("high", "low")]
         assert ends[0] < ends[1]
 
@@ -267,5 +267,5 @@ async def test_the_samples_of_the_present_attempt_outlive_those_it_went_back_beh
         old = ctx.home.run("a").samples
         for name in ("000007-a1", "000008-a1", "000002-a2", "000003-a2"):
             (old / f"{name}.jsonl").write_text("")
-        prune_samples(runs.get(ctx.store, "a"))
+        prune(ctx, runs.get(ctx.store, "a"))
         assert names(old) == ["000002-a2.jsonl", "000003-a2.jsonl"]

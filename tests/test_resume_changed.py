@@ -18,8 +18,8 @@ from lorad.daemon.handlers.resume import Body, changed, fitted, handle, total
 from lorad.daemon.request import Call, Caller
 from lorad.driver.begin import compare_with_before
 from lorad.errors import Conflict, LoradError, SpecError
-from lorad.protocol.calls import PoolInfo
 from lorad.protocol.journal import Record
+from lorad.protocol.status import PoolInfo
 from lorad.spec_text import from_json
 from lorad.specs import Spec, convert, to_json
 from lorad.store import runs

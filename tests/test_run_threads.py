@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from lorad.config import Config
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.devices import Device
-from lorad.daemon.handlers.generate import pool_for
+from lorad.daemon.guests import pool_for
 from lorad.daemon.pool import setup_for
 from lorad.daemon.runtime import FILE
 from lorad.daemon.views import pool_view
@@ -23,6 +24,7 @@ from lorad.specs import convert
 from lorad.states import Move
 from lorad.store import runs
 from tests.daemon_world import behave, pid_of, reconciling, submit, until, until_state, want
+from tests.leftovers import kill_leftovers
 from tests.world import SMALL, World, world
 
 IDLE = Machine(cpus=8, cores=8, all_cores=8, quota=None, load=0.1, memory=1 << 36, allocator="glibc 2.36")
@@ -31,11 +33,12 @@ LARGE = 1_000_000_000
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
     behave(tmp_path, driver={"seconds": 0.05})
-    return tmp_path
+    yield tmp_path
+    kill_leftovers(tmp_path)
 
 
 def give(ctx: Context, machine: Machine) -> None:

@@ -18,12 +18,12 @@ def adapters(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Versions, oldest first: where they are, what they hash to, whether they are loaded and attested."""
+    """Versions, oldest first: where they are, what they hash to, who needs them, whether they are attested."""
     versions = Client().adapters(run)
     if as_json:
         print_json(versions)
         return
-    columns = ("version", "step", "sha256", "rank", "alpha", "loaded", "attested", "age", "path")
+    columns = ("version", "step", "sha256", "rank", "alpha", "held", "loaded", "attested", "age", "path")
     rows = [
         (
             f"{v['run']}@{v['version']}",
@@ -31,6 +31,7 @@ def adapters(
             v["sha256"][:12],
             v["rank"],
             f"{v['alpha']:g}",
+            ", ".join(["pinned"] * v["pinned"] + v["aliases"]),
             "yes" if v["loaded"] else "",
             v["attested"],
             age(v["created_at"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Annotated
 
 import typer
 
@@ -29,11 +30,14 @@ def start(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def stop(as_json: AsJson = False) -> None:
-    """Ask it to exit. Runs and pools go on; the next daemon takes them over."""
+def stop(
+    gateway: Annotated[bool, typer.Option("--gateway", help="End the gateway as well.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask it to exit. Runs, pools and the gateway go on; the next daemon takes them over."""
     client = Client()
     pid = client.status()["pid"]
-    client.shutdown()
+    client.shutdown(gateway=gateway)
     deadline = time.monotonic() + 10
     while _alive(client):
         if time.monotonic() > deadline:
@@ -64,6 +68,8 @@ def report(client: Client, as_json: bool) -> None:
     runs = ", ".join(f"{count} {state}" for state, count in data["runs"].items() if count) or "no runs"
     note(f"The daemon (pid {data['pid']}, version {data['version']}) runs for {age(data['started_at'])}: {runs}.")
     note(f"Home: {data['home']}")
+    if data["gateway"]:
+        note(f"The gateway speaks OpenAI's API on {data['gateway']}.")
 
 
 def _alive(client: Client) -> bool:

@@ -1,4 +1,4 @@
-"""lorad generate RUN@12 "prompt": try a version."""
+"""lorad generate ALIAS|RUN@12 "prompt": try a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def generate(
     version: Annotated[
-        str, typer.Argument(metavar="RUN[@N]", help="A run's name means its current version.", show_default=False)
+        str,
+        typer.Argument(metavar="ALIAS|RUN[@N]", help="A run's name means its current version.", show_default=False),
     ],
     prompt: Annotated[str, typer.Argument(show_default=False)],
     n: Annotated[int, typer.Option("-n", help="How many completions.", min=1, max=1024)] = 1,

@@ -10,7 +10,8 @@ from lorad.client import Client, Json
 
 app = typer.Typer(add_completion=False)
 
-POOLS = ("pool", "state", "model", "device", "threads", "runs", "loaded", "memory", "idle")
+POOLS = ("pool", "state", "model", "device", "threads", "runs", "versions", "memory", "idle")
+SHOWN = 3  # names of runs in a row
 ENGINES = ("pool", "engine", "mode", "state", "busy", "slots", "hits", "tok/s")
 
 
@@ -18,6 +19,7 @@ ENGINES = ("pool", "engine", "mode", "state", "busy", "slots", "hits", "tok/s")
 def pools(as_json: AsJson = False) -> None:
     """Pools: base, device, who uses them, what they have loaded; and their engines.
 
+    runs: how many, and which. versions: loaded or about to be, of those that fit.
     busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those that fit.
     hits: share of the prompt tokens of the last minute that were computed before.
     """
@@ -43,11 +45,22 @@ def pool_row(pool: Json) -> tuple[object, ...]:
         pool["model"],
         pool["device"],
         pool["threads"],
-        ", ".join(t if isinstance(t, str) else t["run"] for t in pool["tenants"]),
-        len(pool["loaded"]),
+        runs_in(pool["tenants"]),
+        versions_in(pool),
         size(pool.get("memory_bytes")),
         duration(pool.get("idle_seconds") or 0),
     )
+
+
+def runs_in(names: list[str]) -> str:
+    """`a`, `3: a, b, c`, `8: a, b, c, …`."""
+    shown = ", ".join([*names[:SHOWN], *(["…"] if len(names) > SHOWN else [])])
+    return shown if len(names) < 2 else f"{len(names)}: {shown}"
+
+
+def versions_in(pool: Json) -> str:
+    capacity = pool.get("capacity")
+    return f"{capacity['versions']}/{capacity['max_versions']}" if capacity else str(len(pool["loaded"]))
 
 
 def engine_row(pool: Json, engine: Json) -> tuple[str, ...]:

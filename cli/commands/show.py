@@ -37,6 +37,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
         if rates.get("tokens_per_second") is not None
         else None,
         "trainable": trainable(data.get("trainable")),
+        "origin": data.get("origin"),
+        "sweep": data.get("sweep"),
         "pool": data.get("pool"),
         "owner": data.get("owner"),
         "created": f"{age(data['created_at'])} ago",

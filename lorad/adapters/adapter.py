@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.adapters.tensors import serialized
 
@@ -55,6 +56,12 @@ class Adapter(Struct, frozen=True, dict=True):
     def is_known(self) -> bool:
         """Whether `digest` and `is_finite` cost nothing any more."""
         return {"_sha256", "_finite"} <= self.__dict__.keys()
+
+    def amplified(self, times: float) -> Adapter:
+        """The same tensors with an alpha so many times as large; what is known of them stays known."""
+        made = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
+        made.__dict__.update(self.__dict__)
+        return made
 
     def parts(self) -> list[builtins.bytes | memoryview]:
         """`adapter_model.safetensors` in order, keys with PEFT's prefix: equal tensors give equal bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 
+from lorad.adapters.directory import sweep as sweep_leftovers
 from lorad.daemon.context import Context
 from lorad.daemon.handlers.remove import REMOVED, sweep_removed
 from lorad.daemon.pools import adopt_pools, look_at_process
@@ -21,6 +22,7 @@ def adopt(ctx: Context) -> None:
     """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one."""
     ctx.runs_root.mkdir(parents=True, exist_ok=True, mode=0o700)
     sweep_removed(ctx.runs_root)
+    sweep_leftovers(ctx.runs_root)
     adopt_pools(ctx)
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)

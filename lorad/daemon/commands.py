@@ -21,11 +21,13 @@ def _module(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Commands:
-    """Each is followed by a directory (driver: its attempt's, pool: the pool's); the preflight reads standard input."""
+    """Each is followed by a directory (driver: its attempt's, pool: the pool's, gateway: the home); the preflight reads
+    standard input."""
 
     driver: tuple[str, ...] = _module("lorad.driver")
     pool: tuple[str, ...] = _module("lorad.pool")
     preflight: tuple[str, ...] = _module("lorad.driver.preflight")
+    gateway: tuple[str, ...] = _module("lorad.gateway")
 
     def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:
         """What is added to the daemon's own environment."""

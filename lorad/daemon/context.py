@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,18 @@ class Patience:
     pool_ready: float = 1200.0  # a server that loads a large model takes minutes
 
 
+def _recent(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[], Machine]:
+    """The machine as it was read a moment ago: every run of a long queue asks for it."""
+    seen: list[tuple[float, Machine]] = []
+
+    def recent() -> Machine:
+        if not seen or time.monotonic() - seen[0][0] > seconds:
+            seen[:] = [(time.monotonic(), read())]
+        return seen[0][1]
+
+    return recent
+
+
 @dataclass
 class Context:
     home: Home
@@ -52,7 +66,7 @@ class Context:
     patience: Patience = field(default_factory=Patience)
     processes: Processes = field(default_factory=Processes)
     waker: Waker = field(default_factory=Waker)
-    machine: Callable[[], Machine] = read_machine
+    machine: Callable[[], Machine] = field(default_factory=lambda: _recent(read_machine))
     pools: dict[str, Pool] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     closing: bool = False
@@ -61,6 +75,12 @@ class Context:
     not_before: dict[str, float] = field(default_factory=dict)  # run -> monotonic time of its restart
     pool_gone_since: dict[str, float] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)  # verb and run -> the error that was logged last
+    pauses: dict[str, tuple[float, float]] = field(default_factory=dict)  # run that serves -> seconds, and their end
+
+    in_hand: Counter[str] = field(default_factory=Counter)  # run@version: somebody is about to use it, so it stays
+    moving: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))  # by alias
+    served: int = 1  # counts changes of pins, aliases and pools; `table.py` and `holds.py` look when it grew
+    table: int = 0  # what `served` was when the gateway's table was written
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: set[Connection] = field(default_factory=set)  # threads wait for answers on them
@@ -101,11 +121,19 @@ def attempt_dir(run: Row) -> AttemptDir:
 
 
 def spec_of(run: Row) -> Spec:
-    return from_json(run["spec"].encode())
+    return _parsed(run["spec"])
+
+
+@lru_cache(maxsize=1024)
+def _parsed(spec: str) -> Spec:
+    return from_json(spec.encode())
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was resolved to."""
+    """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was resolved to.
+
+    bases: what is known of the weights that its adapter came from elsewhere with, see `bases.py`.
+    """
 
     cwd: str
     source: str
@@ -114,7 +142,16 @@ class Request(msgspec.Struct, frozen=True):
     model_dtype: str
     parameters: int
     facts: dict[str, Any] = {}
+    bases: list[dict[str, Any]] = []
 
 
 def request_of(run: Row) -> Request:
-    return msgspec.json.decode((run_dir(run).root / "request.json").read_bytes(), type=Request)
+    """Raises OSError, MsgspecError. Who waits in the queue is looked at again and again: read when it changed."""
+    path = run_dir(run).root / "request.json"
+    stat = path.stat()
+    return _read(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _read(path: Path, *_as_it_is: int) -> Request:
+    return msgspec.json.decode(path.read_bytes(), type=Request)

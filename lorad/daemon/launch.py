@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
+from lorad.daemon.context import Context, attempt_dir, request_of, run_dir, spec_of
 from lorad.daemon.pools import start_pool
 from lorad.daemon.processes import write_json
 from lorad.daemon.runtime import why_threads
@@ -27,7 +27,7 @@ def launch(ctx: Context, run: Row) -> None:
 def start_driver(ctx: Context, run: Row) -> None:
     """It waits for the pool's socket itself."""
     attempt, request = attempt_dir(run), request_of(run)
-    pool = ctx.pools[run["pool"]].setup
+    life, pool = ctx.pools[run["pool"]].number, ctx.pools[run["pool"]].setup
     attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     params = {
         "run": run["name"],
@@ -41,11 +41,23 @@ def start_driver(ctx: Context, run: Row) -> None:
         "pool_timeout": ctx.patience.pool_ready,
         "first_version": first_number(ctx.store, run["name"]),
         "spec": str(attempt.spec),
+        "origin": run["origin"] or "",
+        "start_from": start_of(run),
+        "bases": request.bases,
     }
     write_json(attempt.spec, json.loads(run["spec"]))
     write_json(attempt.root / "params.json", params)
     cwd = Path(request.cwd) if Path(request.cwd).is_dir() else run_dir(run).root
-    about = {"role": "driver", "run": run["name"], "attempt": run["attempt"]}
+    about = {"role": "driver", "run": run["name"], "attempt": run["attempt"], "pool_attempt": life}
     env = ctx.commands.environment(ctx.home)
     ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.root)], env, cwd, about=about)
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+
+
+def start_of(run: Row) -> str | None:
+    """The checkpoint that a fork begins with; None for one that takes weights alone, by lora.adapter_path.
+
+    A directory that a fork left which never came to be is nobody's.
+    """
+    origin = run_dir(run).origin
+    return str(origin) if run["origin"] and origin.is_dir() and spec_of(run).lora.adapter_path is None else None

@@ -1,20 +1,30 @@
-"""Which queued run goes where: priority, then first come first served; one run in a pool at a time."""
+"""Which queued run goes where: priority, then first come first served; many runs in a pool, as far as it has room.
+
+A run that finds no room lets others pass that do. But where a run waits for the devices to itself (`exclusive`, or for
+another base), nobody behind it in the queue is placed there any more, and where one waits for room, nobody of a lower
+priority: whoever waits for others to leave is not passed for ever.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from lorad.daemon.capacity import Need, capacity_of, impossible, lacking
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.pool import Pool, PoolSetup, setup_for
 from lorad.daemon.pools import find_or_make, look_at_process, stop_pool
 from lorad.daemon.runtime import keep_runtime, runtime_of
-from lorad.errors import SpecError
+from lorad.daemon.tenants import need_of_run, room_in, tenants_of, told
+from lorad.errors import LoradError, SpecError
+from lorad.protocol.status import Capacity
 from lorad.runtime import Why
-from lorad.states import Move, RunState
+from lorad.states import EndReason, Move, RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row
@@ -22,18 +32,42 @@ from lorad.store.db import Row
 Devices = tuple[Device, ...]
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A run that waits for devices. alone: it needs everybody else to be gone; else only more room."""
+
+    run: str
+    priority: int
+    devices: Devices
+    alone: bool
+
+    def holds_up(self, run: Row, devices: Devices) -> bool:
+        """Whether `run`, which comes after it, may not have the devices before it."""
+        return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run["priority"])
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why devices cannot be had now. idle: pools that need only be stopped; claim: `Claim.alone`, None: no claim."""
+
+    reason: str
+    idle: Sequence[Pool] = ()
+    claim: bool | None = True
+
+
 def place_runs(ctx: Context) -> None:
+    claims: list[Claim] = []
     for run in runs.in_states(ctx.store, RunState.QUEUED):
-        place_run(ctx, run)
+        place_run(ctx, run, claims)
 
 
-def place_run(ctx: Context, run: Row) -> None:
+def place_run(ctx: Context, run: Row, claims: list[Claim]) -> None:
     """Give a queued run a pool, or say what it waits for."""
     try:
-        waiting = wait_for_restart(ctx, run) or place(ctx, run)
+        waiting = wait_for_restart(ctx, run) or place(ctx, run, claims)
     except (OSError, msgspec.MsgspecError) as error:
         waiting = f"its files cannot be read: {error}"
-    except SpecError as error:
+    except LoradError as error:
         waiting = error.message
     if waiting and waiting != run["waiting"]:
         runs.set_fields(ctx.store, run["name"], waiting=waiting)
@@ -44,10 +78,14 @@ def wait_for_restart(ctx: Context, run: Row) -> str:
     return run["waiting"] or "restarts soon" if left > 0 else ""
 
 
-def place(ctx: Context, run: Row) -> str:
-    """Begin an attempt of `run` in a pool; "" when done, else in words what it waits for."""
+def place(ctx: Context, run: Row, claims: list[Claim]) -> str:
+    """Begin an attempt of `run` in a pool, or end it if none can ever take it: ""; else in words what it waits for."""
     found = {devices: setup_of(ctx, run, devices) for devices in groups(ctx, run)}
-    devices, waiting = room_for(ctx, {devices: setup for devices, (setup, _) in found.items()})
+    setups = {devices: setup for devices, (setup, _) in found.items()}
+    if never := never_fits(ctx, run, setups):
+        ctx.move(run["name"], Move.END, reason=EndReason.FAILED, detail=never)
+        return ""
+    devices, waiting = room_for(ctx, setups, run, claims)
     if devices is not None:
         setup, why = found[devices]
         keep_runtime(ctx, run, setup.threads, why)
@@ -63,67 +101,130 @@ def groups(ctx: Context, run: Row) -> list[Devices]:
     return [tuple(ctx.devices[first : first + count]) for first in range(len(ctx.devices) - count + 1)]
 
 
-def setup_of(ctx: Context, run: Row, devices: Devices, *, any_threads: bool = False) -> tuple[PoolSetup, Why]:
-    """The pool that a run asks for, and why that many threads. A warm pool's are taken where only the load decides.
+def setup_of(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
+    """The pool that a run is to have, and why that many threads. A warm pool's are taken where only the load decides.
 
-    any_threads: those of a warm pool in any case, to be served rather than trained.
+    Servers may take more than the run needs, of a warm pool or of the one that it had.
     """
+    setup, why = asked_by(ctx, run, devices)
+    for pool in ctx.pools.values():
+        is_warm = pool.stop_asked is None and (pool.process.is_up or bool(tenants_of(ctx, pool)))
+        if pool.setup.takes(setup) and (is_warm or pool.id == run["pool"]):
+            return msgspec.structs.replace(setup, server=pool.setup.server), why
+        free = msgspec.structs.replace(setup, threads=pool.setup.threads)
+        if is_warm and why.source == "load" and pool.setup.takes(free):
+            warm = msgspec.structs.replace(free, server=pool.setup.server)
+            return warm, Why("load", f"pool {pool.id} is warm and has as many")
+    return for_the_queue(ctx, setup, devices), why
+
+
+def asked_by(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
+    """The least pool that the run can do with."""
     request, runtime = request_of(run), runtime_of(ctx, run, devices[0])
-    threads, why = runtime.threads, runtime.reasons["threads"]
     setup = setup_for(
         spec_of(run),
         ctx.config,
         *devices,
         model_path=request.model_path,
         dtype=request.model_dtype,
-        threads=threads,
+        threads=runtime.threads,
         facts=request.facts,
         cwd=request.cwd,
     )
-    for pool in ctx.pools.values() if any_threads or why.source == "load" else ():
-        if pool.process.is_up and pool.stop_asked is None and pool.setup.differs_in_threads(setup):
-            warm = msgspec.structs.replace(setup, threads=pool.setup.threads)
-            return warm, Why("load", f"pool {pool.id} is warm and has as many")
-    return setup, why
+    return msgspec.structs.replace(setup, owner=run["owner_uid"]), runtime.reasons["threads"]
 
 
-def room_for(ctx: Context, setups: Mapping[Devices, PoolSetup]) -> tuple[Devices | None, str]:
+def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup:
+    """A server that is yet to start takes the ranks and lengths of those in the queue that could share it."""
+    for run in runs.in_states(ctx.store, RunState.QUEUED) if setup.server is not None else ():
+        with contextlib.suppress(OSError, msgspec.MsgspecError, SpecError):
+            setup = setup.widened(asked_by(ctx, run, devices)[0])
+    return setup
+
+
+def never_fits(ctx: Context, run: Row, setups: Mapping[Devices, PoolSetup]) -> str:
+    """Why none of the pools could take the run even if it were empty, in words; "" when one could."""
+    reasons = [impossible(capacity_by(ctx, setup), need_of_run(run, setup.dtype)) for setup in setups.values()]
+    return reasons[0] if all(reasons) else ""
+
+
+def capacity_by(ctx: Context, setup: PoolSetup) -> Capacity:
+    """Of a pool with this setup: as the present one says, if there is one."""
+    told = next((pool.status for pool in ctx.pools.values() if pool.setup.key == setup.key), None)
+    return capacity_of(setup.server, told)
+
+
+def room_for(
+    ctx: Context, setups: Mapping[Devices, PoolSetup], run: Row | None = None, claims: list[Claim] | None = None
+) -> tuple[Devices | None, str]:
     """The devices that a pool may have now, or None and what it waits for. Warm pools go before free devices.
 
-    Idle pools are stopped where nothing else is in the way, unless one is stopping already.
+    Idle pools are stopped where nothing else is in the way, unless one is stopping already. run: the one that is to
+    train there; claims: of those before it in the queue, to which its own is added when it waits.
     """
     warm = {pool.setup.key for pool in ctx.pools.values() if pool.process.is_up}
-    reasons: list[str] = []
-    idle: list[Pool] = []
+    found: dict[Devices, Obstacle] = {}
     for devices, setup in sorted(setups.items(), key=lambda item: item[1].key not in warm):
-        reason, in_the_way = obstacle(ctx, setup, devices)
-        if not reason:
+        in_the_way = passed(devices, run, claims or []) or obstacle(ctx, setup, devices, run)
+        if in_the_way is None:
             return devices, ""
-        reasons.append(reason)
-        idle = idle or in_the_way
+        found[devices] = in_the_way
     if not any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values()):
-        for pool in idle:
+        for pool in next((obstacle.idle for obstacle in found.values() if obstacle.idle), ()):
             stop_pool(ctx, pool)
-    return None, "; ".join(dict.fromkeys(reasons))
+    claimed = next(((devices, o.claim) for devices, o in found.items() if o.claim is not None), None)
+    if run is not None and claims is not None and claimed is not None:
+        claims.append(Claim(run["name"], run["priority"], *claimed))
+    return None, "; ".join(dict.fromkeys(o.reason for o in found.values()))
 
 
-def obstacle(ctx: Context, setup: PoolSetup, devices: Devices) -> tuple[str, list[Pool]]:
-    """Why a pool of `setup` may not have the devices now, "" when it may; and the pools that need only be stopped."""
+def passed(devices: Devices, run: Row | None, claims: Sequence[Claim]) -> Obstacle | None:
+    """The run before this one that must not be passed."""
+    first = next((claim for claim in claims if run is not None and claim.holds_up(run, devices)), None)
+    if first is None:
+        return None
+    names = ", ".join(device.name for device in devices)
+    return Obstacle(
+        f"run {first.run} is next on {names}, when {'the others end' if first.alone else 'it fits'}", claim=None
+    )
+
+
+def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: Row | None = None) -> Obstacle | None:
+    """What keeps a pool of `setup`, with `run` in it, from having the devices now."""
     holders = pools_on(ctx, devices)
     for pool in holders:
-        if tenant := tenant_of(ctx, pool):
-            return f"pool {pool.id} is busy with run {tenant}; starts when it ends", []
+        where = f"pool {pool.id} on {', '.join(pool.setup.names)}"
         if pool.stop_asked is not None:
-            return f"pool {pool.id} on {', '.join(pool.setup.names)} is stopping", []
+            return Obstacle(f"{where} is stopping")
         if pool.setup.key == setup.key:
-            return "", []
+            return None if run is None else crowding(ctx, pool, run, need_of_run(run, setup.dtype))
+        if tenants := tenants_of(ctx, pool):
+            end = "it ends" if len(tenants) == 1 else "they end"
+            return Obstacle(f"pool {pool.id} is busy with {told(tenants)}; starts when {end}")
+        if pool.serves:
+            names = ", ".join(sorted(pool.serves))
+            return Obstacle(f"{where} serves {names}; `lorad serve --stop` lets it end", claim=None)
         if pool.guests:
-            return f"pool {pool.id} on {', '.join(pool.setup.names)} answers a request", []
+            return Obstacle(f"{where} answers a request")
     if holders:
         names = ", ".join(f"pool {pool.id} on {', '.join(pool.setup.names)}" for pool in holders)
-        return f"{names} makes room for another one", holders
+        return Obstacle(f"{names} makes room for another one", idle=holders)
     taken = ", ".join(device.name for device in devices if is_taken(device))
-    return (f"{taken} is in use by another process or user" if taken else ""), []
+    return Obstacle(f"{taken} is in use by another process or user", claim=None) if taken else None
+
+
+def crowding(ctx: Context, pool: Pool, run: Row, need: Need) -> Obstacle | None:
+    """What the runs in a pool of the right kind leave no room for."""
+    tenants = tenants_of(ctx, pool)
+    alone = next((tenant for tenant in tenants if spec_of(tenant).resources.exclusive), None)
+    if alone is not None:
+        return Obstacle(f"{told([alone])} has pool {pool.id} for itself; starts when it ends")
+    there = "is" if len(tenants) == 1 else "are"
+    if tenants and spec_of(run).resources.exclusive:
+        return Obstacle(f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it")
+    lack = lacking(room_in(ctx, pool), need)
+    count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
+    return Obstacle(f"pool {pool.id} {lack}; {count}", claim=False) if lack else None
 
 
 def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
@@ -132,15 +233,7 @@ def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
     here = [pool for pool in ctx.pools.values() if names & set(pool.setup.names)]
     for pool in here:
         look_at_process(ctx, pool)
-    return [pool for pool in here if pool.process.is_up or tenant_of(ctx, pool)]
-
-
-def tenant_of(ctx: Context, pool: Pool) -> str | None:
-    """The run that has the pool."""
-    row = ctx.store.row(
-        "SELECT name FROM runs WHERE pool = ? AND state IN ('starting', 'running', 'stopping')", (pool.id,)
-    )
-    return str(row["name"]) if row else None
+    return [pool for pool in here if pool.process.is_up or tenants_of(ctx, pool)]
 
 
 def starting(pool: Pool, run: str) -> str:

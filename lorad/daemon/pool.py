@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -20,9 +20,9 @@ from lorad.daemon.processes import ProcessState, attempts_under
 from lorad.engines.registry import SERVERS
 from lorad.engines.setup import BaseFacts, server_setup
 from lorad.paths import AttemptDir
-from lorad.protocol.calls import PoolStatus
 from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
+from lorad.protocol.status import Capacity, PoolStatus
 from lorad.specs import Spec
 from lorad.trainers.registry import RANKED
 from lorad.trainers.setup import ranks_setup
@@ -33,6 +33,7 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
 
     server: of an engine that is a server in a process of its own; ranks: of a trainer that is made of processes. Their
     `env` may hold secrets: the file is 0600. devices: all GPUs, `device` being the first; none: it is the only one.
+    owner: user id of all its runs; -1 in those of earlier versions.
     """
 
     pool: str
@@ -53,6 +54,7 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
     server: ServerSetup | None = None
     ranks: RanksSetup | None = None
     devices: tuple[str, ...] = ()
+    owner: int = -1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,22 +63,49 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """Pools with equal keys are interchangeable: what a run must ask for to join. Memory is as the first asked.
+        """Pools with equal keys are interchangeable: what runs must agree in to join. Memory is as the first asked.
 
         It is shown and stored: of the environments of server and ranks it has digests.
         """
         return json.dumps(
             [
                 *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
-                *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic),
+                *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
                 *(part_key(part) for part in (self.server, self.ranks) if part),
                 *self.devices,
             ]
         )
 
-    def differs_in_threads(self, other: PoolSetup) -> bool:
-        """Whether the number of threads is all that keeps a run for `other` out of this pool."""
-        return self.threads != other.threads and msgspec.structs.replace(other, threads=self.threads).key == self.key
+    def takes(self, other: PoolSetup) -> bool:
+        """Whether a run for `other` may join: nothing differs, but for servers that take more rank or more context."""
+        return self.key == other.widened(self).key == self.widened(other).key
+
+    def widened(self, other: PoolSetup) -> PoolSetup:
+        """With servers that take runs for `other` as well; itself where anything else differs."""
+        mine, wanted = self.server, other.server
+        if mine is None or wanted is None:
+            return self
+        rank, length = max(mine.max_rank, wanted.max_rank), max(mine.context_length, wanted.context_length)
+        both = [
+            msgspec.structs.replace(setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length))
+            for setup, server in ((self, mine), (other, wanted))
+        ]
+        return both[0] if both[0].key == both[1].key else self
+
+
+class Refusal(NamedTuple):
+    """A pool did not take a version that it should keep: how often, and when (monotonic) it is asked again."""
+
+    times: int
+    not_before: float
+
+
+class Room(NamedTuple):
+    """What `capacity` was computed from: as long as neither changes, it holds for everybody in a long queue."""
+
+    status: PoolStatus | None
+    tenants: list[tuple[str, int]]
+    capacity: Capacity
 
 
 @dataclass
@@ -90,8 +119,13 @@ class Pool:
     polled_at: float = 0.0
     is_polled: bool = False
     guests: int = 0  # requests that use it and are no runs
+    serves: set[str] = field(default_factory=set)  # runs for which it is kept up, see `serving.py`
     used_at: float = field(default_factory=time.monotonic)
     stop_asked: float | None = None
+    held_at: tuple[float, int] = (0.0, 0)  # of `holds.py`: what it saw last
+    is_holding: bool = False
+    room: Room | None = None
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # run@version -> why it is not kept
 
     @property
     def id(self) -> str:

@@ -16,8 +16,9 @@ from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
 from lorad.daemon.processes import ProcessState, write_json
 from lorad.daemon.runtime import UNKNOWN, pool_runtime
 from lorad.errors import LoradError
-from lorad.protocol.calls import Evict, Nothing, PoolStatus
+from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
+from lorad.protocol.status import PoolStatus
 from lorad.runtime import Why
 from lorad.states import RunState
 from lorad.store import pools as rows
@@ -145,13 +146,13 @@ def put_away_pools(ctx: Context, busy: set[str]) -> None:
     for pool in ctx.pools.values():
         if not pool.process.is_up:
             continue
-        if pool.id in busy or pool.guests:
+        if pool.stop_asked is not None:
+            insist(ctx, pool, time.monotonic() - pool.stop_asked)
+        elif pool.id in busy or pool.guests:
             pool.used_at = time.monotonic()
-        elif pool.stop_asked is None and pool.idle_seconds > ctx.config.idle_timeout:
+        elif pool.idle_seconds > ctx.config.idle_timeout:
             log.info("pool %s: idle for %.0f s", pool.id, pool.idle_seconds)
             stop_pool(ctx, pool)
-        elif pool.stop_asked is not None:
-            insist(ctx, pool, time.monotonic() - pool.stop_asked)
 
 
 def stop_pool(ctx: Context, pool: Pool) -> None:
@@ -185,6 +186,7 @@ def insist(ctx: Context, pool: Pool, seconds: float) -> None:
 
 def note(ctx: Context, pool: Pool) -> None:
     """Write down in the store what the pool does now; a pool without a process has no row."""
+    ctx.served += 1
     if not pool.process.is_up:
         rows.remove(ctx.store, pool.id)
         return

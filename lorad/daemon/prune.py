@@ -6,15 +6,19 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.daemon.versions import is_loaded, name_of
 from lorad.errors import NotFound
 from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store.checkpoints import checkpoints, mark_deleted
 from lorad.store.db import Row
+from lorad.store.runs import attempts
 from lorad.store.versions import get_version
 
 log = logging.getLogger("lorad.daemon")
@@ -23,58 +27,87 @@ CHECKPOINT = re.compile(r"(\d{6,})-a(\d+)")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
 
 
+class Doomed(NamedTuple):
+    """What nothing can ask for. run: "" where there is none any more."""
+
+    run: str
+    path: Path
+    kind: Literal["checkpoint", "version", "samples", "leftover", "run"]
+    why: str
+
+
 def prune(ctx: Context, run: Row) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
+    for item in doomed(ctx, run):
+        if (gone := delete(ctx, item)) is not None:
+            ctx.spawn(asyncio.to_thread(discard, gone))
+
+
+def doomed(ctx: Context, run: Row) -> list[Doomed]:
     if run["state"] not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run["resume_step"] is not None:
-        return
-    sweep(run_dir(run))
+        return []
     kept = checkpoints(ctx.store, run["name"])[-spec_of(run).checkpoint.keep :]
-    prune_checkpoints(ctx, run, kept)
-    prune_versions(ctx, run, kept)
-    prune_samples(run)
+    paths = leftovers_in(run_dir(run), before=begun_at(ctx, run))
+    leftovers = [Doomed(run["name"], path, "leftover", "its writer died") for path in paths]
+    return [*leftovers, *old_checkpoints(ctx, run, kept), *old_versions(ctx, run, kept), *old_samples(run)]
 
 
-def prune_checkpoints(ctx: Context, run: Row, kept: list[Row]) -> None:
-    sql = "SELECT step, attempt, deleted_at FROM checkpoints WHERE run = ?"
-    known = {(row["step"], row["attempt"]): row["deleted_at"] for row in ctx.store.rows(sql, (run["name"],))}
+def begun_at(ctx: Context, run: Row) -> float:
+    """What the attempt of a run that works began to write since then, it may still be writing."""
+    if run["state"] != RunState.RUNNING:
+        return time.time()
+    return max((attempt["started_at"] for attempt in attempts(ctx.store, run["name"])), default=0.0)
+
+
+def old_checkpoints(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
+    sql = "SELECT step, attempt FROM checkpoints WHERE run = ?"
+    known = {(row["step"], row["attempt"]) for row in ctx.store.rows(sql, (run["name"],))}
     wanted = {(row["step"], row["attempt"]) for row in kept}
+    why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
+    found = []
     for path in listed(run_dir(run).checkpoints):
-        match = CHECKPOINT.fullmatch(path.name)
-        if match is None:
+        if (key := key_of(path)) is None:
             continue
-        key = int(match[1]), int(match[2])
         is_unknown = key not in known and key[1] == run["attempt"]  # its record is on its way
-        if key in wanted or is_unknown:
-            continue
-        if known.get(key, 0.0) is None:
-            mark_deleted(ctx.store, run["name"], *key)
-        remove(ctx, path)
+        if key not in wanted and not is_unknown:
+            found.append(Doomed(run["name"], path, "checkpoint", why))
+    return found
 
 
-def prune_versions(ctx: Context, run: Row, kept: list[Row]) -> None:
+def key_of(checkpoint: Path) -> tuple[int, int] | None:
+    """Step and attempt."""
+    match = CHECKPOINT.fullmatch(checkpoint.name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def old_versions(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
-        return
+        return []
     present = [path for path in listed(run_dir(run).versions) if path.name.isdigit()]
-    needed = {row["version"] for row in kept}
-    for path in present[:-keep]:
-        if int(path.name) not in needed and is_free(ctx, run["name"], int(path.name)):
-            remove(ctx, path)
+    needed = {row["version"] for row in kept} | {run["version"]}
+    free = [path for path in present[:-keep] if int(path.name) not in needed and is_free(ctx, run, int(path.name))]
+    return [Doomed(run["name"], path, "version", f"checkpoint.keep_versions is {keep}") for path in free]
 
 
-def is_free(ctx: Context, run: str, number: int) -> bool:
-    """Nobody has pinned or aliased the version; one without a row yet is on its way."""
+def is_free(ctx: Context, run: Row, number: int) -> bool:
+    """Nobody has pinned, aliased, loaded or in hand the version; one without a row yet is on its way.
+
+    A pool that has yet to answer a new daemon may have loaded it.
+    """
+    if any(pool.process.is_up and pool.status is None for pool in ctx.pools.values()):
+        return False
     try:
-        row = get_version(ctx.store, run, number)
+        row = get_version(ctx.store, run["name"], number)
     except NotFound:
         return False
-    return not row["pinned"] and not row["aliases"]
+    return not (row["pinned"] or row["aliases"] or is_loaded(ctx, row) or ctx.in_hand[name_of(row)])
 
 
-def prune_samples(run: Row) -> None:
+def old_samples(run: Row) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_samples
-    for path in sorted(listed(run_dir(run).samples), key=age)[:-keep] if keep else []:
-        path.unlink()
+    old = sorted(listed(run_dir(run).samples), key=age)[:-keep] if keep else []
+    return [Doomed(run["name"], path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
 
 
 def age(samples: Path) -> tuple[int, int]:
@@ -83,20 +116,43 @@ def age(samples: Path) -> tuple[int, int]:
     return int(attempt or 0), int(step)
 
 
-def remove(ctx: Context, path: Path) -> None:
+def delete(ctx: Context, item: Doomed) -> Path | None:
+    """Nobody finds it after this; what is to be discarded yet, if anything is."""
+    log.info("deleting %s: %s", item.path, item.why)
+    if item.kind == "samples":
+        item.path.unlink(missing_ok=True)
+        return None
+    if item.kind in ("leftover", "run"):
+        return item.path
+    if item.kind == "checkpoint" and (key := key_of(item.path)):
+        mark_deleted(ctx.store, item.run, *key)
+    return moved_away(item.path)
+
+
+def moved_away(path: Path) -> Path:
     """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
-    log.info("deleting %s", path)
-    doomed = path.with_name(f"{TEMPORARY}{path.name}-deleted")
-    path.rename(doomed)
-    ctx.spawn(asyncio.to_thread(discard, doomed))
+    gone = path.with_name(f"{TEMPORARY}{path.name}-deleted")
+    path.rename(gone)
+    return gone
 
 
 def sweep(directory: RunDir) -> None:
     """Remove what writers left behind when they died."""
-    for parent in (directory.versions, directory.checkpoints):
-        for path in listed(parent):
-            if path.name.startswith(TEMPORARY) and time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
-                discard(path)
+    for path in leftovers_in(directory, before=time.time()):
+        discard(path)
+
+
+def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
+    since = min(before, time.time() - LEFTOVER_SECONDS)
+    parents = (directory.versions, directory.checkpoints)
+    return [path for parent in parents for path in listed(parent) if is_leftover(path, since)]
+
+
+def is_leftover(path: Path, since: float) -> bool:
+    try:
+        return path.name.startswith(TEMPORARY) and path.stat().st_mtime < since
+    except FileNotFoundError:
+        return False
 
 
 def listed(parent: Path) -> list[Path]:

@@ -8,12 +8,17 @@ from pathlib import Path
 
 from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.facts import last_facts
+from lorad.daemon.gateway import keep_gateway as keep_gateway_up
+from lorad.daemon.holds import hold as hold_versions
 from lorad.daemon.launch import launch
 from lorad.daemon.place import place_runs
 from lorad.daemon.pools import put_away_pools, watch_pools
 from lorad.daemon.prune import prune as prune_run
+from lorad.daemon.serving import keep_serving as keep_pools_serving
 from lorad.daemon.settle import settle
 from lorad.daemon.stop import stop as stop_run
+from lorad.daemon.sweeps import halve as halve_sweeps
+from lorad.daemon.table import keep_table
 from lorad.errors import LoradError
 from lorad.states import Move, RunState
 from lorad.store import events, runs
@@ -39,10 +44,15 @@ def pass_once(ctx: Context) -> None:
     ingest(ctx)
     confirm(ctx)
     reap(ctx)
+    halve(ctx)
+    keep_serving(ctx)
     place(ctx)
     start(ctx)
     stop(ctx)
     put_away(ctx)
+    hold(ctx)
+    tell_gateway(ctx)
+    keep_gateway(ctx)
 
 
 def watch(ctx: Context) -> None:
@@ -62,6 +72,14 @@ def reap(ctx: Context) -> None:
     each(ctx, reap_run, *ACTIVE)
 
 
+def halve(ctx: Context) -> None:
+    guarded(halve_sweeps, ctx)
+
+
+def keep_serving(ctx: Context) -> None:
+    guarded(keep_pools_serving, ctx)
+
+
 def place(ctx: Context) -> None:
     guarded(place_runs, ctx)
 
@@ -75,7 +93,20 @@ def stop(ctx: Context) -> None:
 
 
 def put_away(ctx: Context) -> None:
-    put_away_pools(ctx, {run["pool"] for run in runs.in_states(ctx.store, *ACTIVE)})
+    serving = {pool.id for pool in ctx.pools.values() if pool.serves}
+    put_away_pools(ctx, serving | {run["pool"] for run in runs.in_states(ctx.store, *ACTIVE)})
+
+
+def hold(ctx: Context) -> None:
+    guarded(hold_versions, ctx)
+
+
+def tell_gateway(ctx: Context) -> None:
+    guarded(keep_table, ctx)
+
+
+def keep_gateway(ctx: Context) -> None:
+    guarded(keep_gateway_up, ctx)
 
 
 def ingest_run(ctx: Context, run: Row) -> None:

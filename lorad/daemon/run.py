@@ -23,9 +23,10 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import find_devices
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.reconcile import reconcile
-from lorad.daemon.server import answers, bind, make_app
+from lorad.daemon.server import bind, make_app
 from lorad.errors import Conflict
 from lorad.paths import Home
+from lorad.protocol.listener import answers
 from lorad.store.db import Store
 
 log = logging.getLogger("lorad.daemon")

@@ -20,6 +20,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.handlers import ROUTES
 from lorad.daemon.request import Call, Caller
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, SpecError, to_wire
+from lorad.protocol.listener import answers
 
 log = logging.getLogger("lorad.daemon")
 
@@ -53,12 +54,6 @@ def bind(path: Path) -> socket.socket:
         os.umask(before)
     path.chmod(0o600)
     return listener
-
-
-def answers(path: Path) -> bool:
-    """Somebody listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(str(path)) == 0
 
 
 def _endpoint(ctx: Context, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -8,9 +8,11 @@ import time
 
 from lorad.daemon.context import Context, attempt_dir, run_dir, spec_of
 from lorad.daemon.facts import end_of, last_facts
-from lorad.daemon.pools import look_at_process, stop_pool
+from lorad.daemon.futile import excuse, futile_attempts
+from lorad.daemon.pools import stop_pool
 from lorad.daemon.processes import ProcessState, log_tail
 from lorad.daemon.prune import prune
+from lorad.daemon.tenants import life_number, life_of, tenants_of
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Row
@@ -27,6 +29,8 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
     name = run["name"]
     ingest(ctx.store, name, run_dir(run).journal)
     reason, detail = verdict(ctx, run, driver)
+    if reason is EndReason.STOPPED and run["detail"]:  # of who stopped it
+        detail = f"{run['detail']}; {detail}"
     log.info("run %s: attempt %d is over: %s: %s", name, run["attempt"], reason, detail)
     with ctx.store.write():
         number, code, killer = run["attempt"], driver.exit_code, driver.signal
@@ -35,6 +39,8 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
             ctx.move(name, Move.PAUSE, detail=detail)
         else:
             ctx.move(name, Move.END, reason=reason, detail=detail)
+            if reason is EndReason.LOST and is_without_pool(ctx, run):
+                excuse(ctx, run)
             restart(ctx, run, reason)
     if driver_lost_its_pool(run):
         put_away(ctx, run)
@@ -48,10 +54,22 @@ def driver_lost_its_pool(run: Row) -> bool:
     return end is not None and end.reason == EndReason.LOST
 
 
+def is_without_pool(ctx: Context, run: Row) -> bool:
+    """By what its driver said or what is seen."""
+    life = life_of(ctx, run)
+    return driver_lost_its_pool(run) or (life is not None and not life[1].is_up)
+
+
 def put_away(ctx: Context, run: Row) -> None:
-    """The next attempt would lose it too: a pool whose trainer or engine is gone takes seconds to end itself."""
+    """The next attempt would lose it too: a pool whose trainer or engine is gone takes seconds to end itself.
+
+    Not when it has begun anew for others in the meantime, nor when others work in it: perhaps only this run lost it,
+    and if not, they will all say so.
+    """
     pool = ctx.pools.get(run["pool"])
-    if pool is not None and pool.process.is_up:
+    if pool is None or tenants_of(ctx, pool):
+        return
+    if pool.process.is_up and life_number(run) in (None, pool.number):
         stop_pool(ctx, pool)
 
 
@@ -74,21 +92,21 @@ def verdict(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, st
 def pool_reason(ctx: Context, run: Row) -> EndReason:
     """A pool that gave up before the run began made it fail; one that went away later, or was killed, lost it."""
     began = bool(last_facts(run_dir(run).journal, run["attempt"]))
-    pool = ctx.pools.get(run["pool"])
-    by_itself = pool is not None and pool.process.signal is None
+    life = life_of(ctx, run)
+    by_itself = life is not None and life[1].signal is None
     return EndReason.FAILED if by_itself and not began else EndReason.LOST
 
 
 def pool_in_words(ctx: Context, run: Row) -> str:
     """How the run's pool went; "" while it is there."""
-    pool = ctx.pools.get(run["pool"])
-    if pool is None:
+    life = life_of(ctx, run)
+    if life is None:
         return f"pool {run['pool']} has lost its directory"
-    look_at_process(ctx, pool)
-    if pool.process.is_up:
+    attempt, process = life
+    if process.is_up:
         return ""
-    tail = log_tail(pool.attempt().log, 5)
-    return f"pool {pool.id} {pool.process.in_words()}" + (f"; its log ends:\n{tail}" if tail else "")
+    tail = log_tail(attempt.log, 5)
+    return f"pool {run['pool']} {process.in_words()}" + (f"; its log ends:\n{tail}" if tail else "")
 
 
 def restart(ctx: Context, run: Row, reason: EndReason) -> None:
@@ -106,15 +124,3 @@ def restart(ctx: Context, run: Row, reason: EndReason) -> None:
     ctx.move(name, Move.RESUME, detail=f"restart after {reason}")
     runs.set_fields(ctx.store, name, waiting=f"restarts {delay:.0f} s after attempt {run['attempt']} was {reason}")
     ctx.not_before[name] = time.monotonic() + delay
-
-
-def futile_attempts(ctx: Context, name: str) -> int:
-    """How many of the newest attempts in a row made no step further than those before them."""
-    sql = "SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt"
-    reached = {row["attempt"]: row["step"] for row in ctx.store.rows(sql, (name,))}
-    best = futile = 0
-    for attempt in runs.attempts(ctx.store, name):
-        step = reached.get(attempt["attempt"], 0)
-        futile = 0 if step > best else futile + 1
-        best = max(best, step)
-    return futile

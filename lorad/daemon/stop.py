@@ -7,8 +7,8 @@ import signal
 import time
 
 from lorad.daemon.context import Context, attempt_dir
-from lorad.daemon.pools import look_at_process
 from lorad.daemon.processes import condemn
+from lorad.daemon.tenants import life_of
 from lorad.states import RunState
 from lorad.store.db import Row
 
@@ -41,11 +41,9 @@ def send(ctx: Context, run: Row, number: signal.Signals) -> None:
 
 def is_pool_gone_for_long(ctx: Context, run: Row) -> bool:
     """The run's pool is over and its driver had time to notice. A run that has yet to begin has nothing to save."""
-    pool = ctx.pools.get(run["pool"])
-    if pool is not None:
-        look_at_process(ctx, pool)
-        if pool.process.is_up or pool.process.phase == "absent":
-            ctx.pool_gone_since.pop(run["name"], None)
-            return False
+    life = life_of(ctx, run)
+    if life is not None and (life[1].is_up or life[1].phase == "absent"):
+        ctx.pool_gone_since.pop(run["name"], None)
+        return False
     since = ctx.pool_gone_since.setdefault(run["name"], time.monotonic())
     return run["state"] == RunState.STARTING or time.monotonic() - since > ctx.patience.pool_gone

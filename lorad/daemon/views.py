@@ -13,7 +13,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
 from lorad.paths import AttemptDir
-from lorad.protocol.calls import PoolStatus
+from lorad.protocol.status import PoolStatus
 from lorad.spec_text import from_json
 from lorad.specs import Spec
 from lorad.store import runs
@@ -29,7 +29,7 @@ OWN = "trainer."  # of versions in PoolInfo
 
 
 def run_view(row: Row) -> dict[str, Any]:
-    waiting = row["waiting"] if row["state"] in ("queued", "starting") else ""
+    waiting = row["waiting"] if row["state"] in ("queued", "starting") or row["serving"] else ""
     return {key: row[key] for key in RUN_KEYS.split()} | {"waiting": waiting}
 
 
@@ -40,6 +40,9 @@ def show_view(ctx: Context, row: Row) -> dict[str, Any]:
     )
     return run_view(row) | {
         "directory": row["directory"],
+        "origin": row["origin"],
+        "sweep": row["sweep"],
+        "serving": bool(row["serving"]),
         "spec": json.loads(row["spec"]),
         "processes": processes_of(ctx, row),
         "attempts": attempts_of(ctx, row),
@@ -127,6 +130,11 @@ def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
         "threads": pool.setup.threads,
         "runtime": told_runtime(pool.attempt()),
         "tenants": [tenant.run for tenant in status.tenants] if status else [],
+        "runs": [
+            {"run": tenant.run, "phase": tenant.phase, "bytes": tenant.bytes, "waited": tenant.waited}
+            for tenant in (status.tenants if status else ())
+        ],
+        "capacity": msgspec.to_builtins(status.capacity) if status and status.capacity else None,
         "loaded": status.loaded if status else [],
         "engine_tokens_per_second": status.engine_tokens_per_second if status else 0.0,
         "trainer_tokens_per_second": status.trainer_tokens_per_second if status else 0.0,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lorad.adapters.targets import match_modules
-from lorad.driver import checkpoint
+from lorad.driver import checkpoint, pending
+from lorad.driver.ahead import Ahead
 from lorad.driver.evaluate import evaluate, is_due
 from lorad.driver.params import Params
 from lorad.driver.publish import publish
@@ -17,9 +18,10 @@ from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.trainers import AXES
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.calls import Nothing, Open, Opened, PoolInfo
+from lorad.protocol.calls import Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Attempt, Record, lineage, read
+from lorad.protocol.status import PoolInfo
 from lorad.specs import Trainer
 from lorad.trainers.setup import targets_of
 
@@ -41,12 +43,16 @@ def connect(params: Params, stop: StopFlag) -> Connection | None:
 
 
 def begin(session: Session) -> PoolInfo:
-    """After it, the slot is open, the current version is attested, and `attempt` (and `rewind`) are journaled."""
+    """After it, the slot is open, the current version is attested, and `attempt` (and `rewind`) are journaled.
+
+    `session.ahead` is there to be entered, if sampling is to run ahead.
+    """
     info: PoolInfo = session.pool.call("hello", Nothing())
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
     restored = checkpoint.find(session, facts)
+    made = pending.read(session, restored.path, facts) if restored else []
     opened = open_slot(session, info, restored)
     session.journal.append("attempt", restored.state.step if restored else 0, _attempt(session, info, restored, opened))
     if any(r.kind in ("step", "version", "eval") for r in records):
@@ -56,6 +62,8 @@ def begin(session: Session) -> PoolInfo:
     publish(session, session.state.step)
     if restored is None and is_due(session):
         evaluate(session)
+    if session.spec.rollout.max_staleness:
+        session.ahead = Ahead(session, made)
     return info
 
 
@@ -79,9 +87,12 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             tokens_per_microbatch=spec.trainer.tokens_per_microbatch,
             activation_checkpointing=spec.trainer.activation_checkpointing,
             source=_source(session),
-            resume_from=str(restored.path) if restored else None,
+            resume_from=str(restored.path) if restored else session.params.start_from,
             canaries=spec.attest.canaries,
             canary_tokens=spec.attest.tokens,
+            amplified_every=spec.attest.amplified_every,
+            kept=spec.rollout.max_staleness + 2,
+            priority=spec.resources.priority,
         ),
     )
     return opened
@@ -94,18 +105,20 @@ def _source(session: Session) -> str | None:
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
     """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
-    attempts = [r.data for r in reversed(records) if r.kind == "attempt"]
+    own = [r.data for r in reversed(records) if r.kind == "attempt"]
+    attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
         return
     same = is_same_base(attempts, info, sizes_of(session.spec.trainer))
     if same is None:
         session.warn(f"nothing tells whether the weights of {info.model} are still those of the attempts before")
     elif not same:
+        trained = "this run" if own else session.params.origin
         raise Conflict(
-            f"the weights of {info.model} are not those that this run was trained on",
+            f"the weights of {info.model} are not those that {trained} was trained on",
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
-    if attempts[0].get("data_sha256", "") != session.train_data.digest:
+    if own and own[0].get("data_sha256", "") != session.train_data.digest:
         session.warn(f"{session.spec.data.train} is not what it was in the attempt before: other batches will come")
 
 
@@ -119,8 +132,9 @@ def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: M
             if told:
                 return bool(told == info.model_sha256)
     for attempt in attempts:
-        if (attempt.get("trainer") or "builtin", attempt.get("sizes", {})) == (info.trainer, sizes):
-            return bool(attempt["base_checksum"] == info.base_checksum)
+        told = attempt.get("base_checksum")
+        if told and (attempt.get("trainer") or "builtin", attempt.get("sizes", {})) == (info.trainer, sizes):
+            return bool(told == info.base_checksum)
     return None
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.adapters import directory
+from lorad.driver import pending
 from lorad.driver.session import Session, State
 from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.calls import Save
@@ -30,13 +31,18 @@ def is_due(session: Session) -> bool:
 
 
 def checkpoint(session: Session) -> None:
-    """Write one of the present step. Raises StorageError (disk full): the checkpoints before it stay."""
+    """Write one of the present step, with the samples that older versions make for the steps to come.
+
+    Raises StorageError (disk full): the checkpoints before it stay.
+    """
     state = session.state
     final = session.run_dir.checkpoint(state.step, session.params.attempt)
     with session.timed("checkpoint"):
+        made = session.ahead.made() if session.ahead is not None else []
         temporary = directory.begin(final)
         session.pool.call("save", Save(str(temporary)))
         (temporary / STATE).write_bytes(msgspec.json.encode(state))
+        pending.write(temporary, made)
         manifest = directory.commit(temporary, final, {"run": session.params.run, "step": state.step})
         size = sum(file.bytes for file in manifest.files.values())
         path = str(final.relative_to(session.run_dir.root))

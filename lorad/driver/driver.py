@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from lorad.driver import checkpoint, evaluate
@@ -21,10 +22,11 @@ from lorad.protocol.journal import EndFact
 def drive(session: Session) -> EndFact:
     """The whole attempt: why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
     info = begin(session)
-    while session.steps_left and not session.stop.wanted:
-        step(session)
-    if session.state.step and not checkpoint.is_due(session):
-        checkpoint.checkpoint(session)
+    with session.ahead or contextlib.nullcontext():
+        while session.steps_left and not session.stop.wanted:
+            step(session)
+        if session.state.step and not checkpoint.is_due(session):
+            checkpoint.checkpoint(session)
     closed: Closed = session.pool.call("close", Nothing())
     if closed.base_checksum != info.base_checksum:
         raise LoradError("the base's weights changed during the run; nothing of this attempt can be trusted")
@@ -33,7 +35,7 @@ def drive(session: Session) -> EndFact:
 
 
 def step(session: Session) -> None:
-    """One optimizer step on fresh samples of the current version."""
+    """One optimizer step on samples of the current version, or of one that is not too old."""
     started = time.perf_counter()
     session.seconds = {}
     rollout = sample(session)
@@ -41,6 +43,8 @@ def step(session: Session) -> None:
     weighed = weigh(session, rollout, scores)
     trained = train(session, rollout, weighed)
     publish(session, session.state.step + 1)
+    if session.ahead is not None:
+        session.ahead.go_on(session.state.step + 1)
     record(session, rollout, weighed, trained, started)
     if evaluate.is_due(session):
         evaluate.evaluate(session)

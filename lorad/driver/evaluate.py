@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lorad.driver.sample import complete, sampling
-from lorad.driver.session import Session
+from lorad.driver.session import Plan, Session
 from lorad.protocol.journal import EvalFact
 
 
@@ -15,11 +15,13 @@ def is_due(session: Session) -> bool:
 
 def evaluate(session: Session) -> float:
     """The mean reward; a sample whose reward failed counts 0."""
-    groups = complete(session, session.eval_data, 1, sampling(session, greedy=True))
+    state = session.state
+    wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
+    groups, _ = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))
     scores = session.rewarder.score([group[0].for_reward() for group in groups])
     score = sum(s.reward for s in scores) / len(scores)
     failed = sum(s.value is None for s in scores)
-    fact = EvalFact(version=session.state.version, score=score, problems=len(scores), failed=failed)
-    session.journal.append("eval", session.state.step, fact)
-    print(f"eval at step {session.state.step}: {score:.3f} on {len(scores)} problems", flush=True)
+    fact = EvalFact(version=state.version, score=score, problems=len(scores), failed=failed)
+    session.journal.append("eval", state.step, fact)
+    print(f"eval at step {state.step}: {score:.3f} on {len(scores)} problems", flush=True)
     return score

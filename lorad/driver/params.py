@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -13,7 +14,9 @@ class Params(Struct, frozen=True):
 
     `steps` is the total; `pool_timeout` how long (seconds) to wait for the pool's first answer; `first_version` a
     number that no version of this name ever had, not even of a run that was removed. `spec`: the file of the attempt's
-    resolved spec; None: the run's.
+    resolved spec; None: the run's. origin: `run@version` that it was forked from, or ""; `start_from`: the directory of
+    the checkpoint that it begins with while it has none of its own; `bases`: what was told, the newest first, of the
+    base that its first weights were made on.
     """
 
     run: str
@@ -27,6 +30,9 @@ class Params(Struct, frozen=True):
     pool_timeout: float = 300.0
     first_version: int = 0
     spec: str | None = None
+    origin: str = ""
+    start_from: str | None = None
+    bases: list[dict[str, Any]] = []
 
 
 def read(attempt_dir: Path) -> Params:

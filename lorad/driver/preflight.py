@@ -21,8 +21,8 @@ from lorad.adapters.peft import read_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import expected_shapes, validate
 from lorad.config import load as load_config
-from lorad.driver.backends import check_backends, check_server
-from lorad.driver.memory import available_memory
+from lorad.driver.backends import check_backends, server_check
+from lorad.driver.memory import available_memory, base_memory, check_memory
 from lorad.driver.rewards import Rewarder
 from lorad.driver.trainers import (
     check_devices,
@@ -43,8 +43,6 @@ from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert
-from lorad.text import size as in_units
-from lorad.trainers.registry import RANKED
 from lorad.trainers.setup import targets_of
 
 Shapes = dict[str, tuple[int, int]]
@@ -124,7 +122,8 @@ def preflight(
     held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     check_reward(spec, data, cwd)
     base = BaseFacts(list(adapter.modules), sorted({leaf(name) for name in model.linears}), model.max_positions)
-    told += check_server(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
+    if spec.rollout.backend in SERVERS:
+        told += server_check()(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
     return Preflight(
         model_path=str(directory),
         model_dtype=model.dtype,
@@ -207,29 +206,6 @@ def check_weights(directory: Path) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise SpecError(f"model.path: {path} is damaged: {error}", hint="Download or copy it again.") from None
-
-
-def base_memory(spec: Spec, model: ModelFacts, device: str) -> int:
-    """Bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, and each server's own.
-
-    FSDP cuts one over all ranks, Megatron has one for each data-parallel copy.
-    """
-    trainer, rollout = spec.trainer, spec.rollout
-    trained = trainer.dp if trainer.backend == "megatron" else 1
-    sampled = 0 if rollout.urls else rollout.servers
-    if rollout.backend not in SERVERS:  # a base in the pool's process, which a trainer there shares
-        sampled = int(trainer.backend in RANKED)
-    dtype = "float32" if spec.model.dtype == "auto" and device == "cpu" else spec.model.dtype
-    return model.bytes(dtype) * (trained + sampled)
-
-
-def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:
-    if free is not None and needed > free * fraction:
-        raise SpecError(
-            f"model.path: base and adapter need {in_units(needed)} on {device}, {in_units(free)} are free, of "
-            f"which a pool may take {fraction:.0%} (pool.memory_fraction)",
-            hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank, or a smaller model.",
-        )
 
 
 def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:

@@ -22,9 +22,9 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
     path, digest = write_samples(session, step, rollout, weighed)
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
-        version=rollout.version,
-        prompts=[e.id for e in rollout.examples],
-        position=rollout.position,
+        version=rollout.plan.version,
+        prompts=[e.id for e in rollout.plan.examples],
+        position=rollout.plan.position,
         samples=path,
         samples_sha256=digest,
         metrics=metrics(session, rollout, weighed, trained),
@@ -40,7 +40,11 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
 
 
 def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
-    """Means over samples or tokens; seconds are wall time. `logprob_difference`: mean |trainer - engine|, nats."""
+    """Means over samples or tokens; seconds are wall time. `logprob_difference`: mean |trainer - engine|, nats.
+
+    seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
+    seconds_waited: of the run's calls, for a turn in the pool. staleness: see `Plan`.
+    """
     samples, seconds = rollout.samples, session.seconds
     first, n = trained.first, max(trained.first.tokens, 1)
     total = max(trained.total.tokens, 1)
@@ -61,8 +65,11 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
         "zero_variance_groups": float(weighed.flat.sum()),
         "failed_rewards": float(sum(s.value is None for s in weighed.scores)),
         "tokens": float(rollout.tokens),
-        "tokens_per_second": rollout.tokens / max(seconds.get("sample", 0.0), 1e-9),
+        "tokens_per_second": rollout.tokens / max(rollout.seconds, 1e-9),
+        "staleness": float(rollout.plan.staleness),
         "seconds": seconds["total"],
+        "seconds_sampling": rollout.seconds,
+        "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
     }
     return values | trainer_metrics(trained.steps) | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 

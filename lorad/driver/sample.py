@@ -1,30 +1,64 @@
-"""Verb one: sample completions of the next prompts with the current version."""
+"""Verb one: sample completions of the next prompts, with the current version or, ahead of training, with one before."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from lorad.driver.session import Rollout, Sample, Session
+from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.errors import LoradError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
-from lorad.protocol.calls import Generate
+from lorad.protocol.calls import Generate, Generated
+from lorad.protocol.connection import Connection
 from lorad.rl.data import Example
 from lorad.specs import Rollout as RolloutSpec
 
 
 def sample(session: Session) -> Rollout:
-    """`prompts_per_step` prompts times `group_size` samples. Raises LoradError when any token is another version's."""
-    spec, state = session.spec, session.state
-    position = state.position
-    examples = session.train_data.take(position, spec.data.prompts_per_step)
-    with session.timed("sample"):
-        groups = complete(session, examples, spec.algorithm.group_size, sampling(session))
-    state.position += len(examples)
-    return Rollout(examples, groups, position, state.version)
+    """`prompts_per_step` prompts times `group_size` samples: made now, or waited for where sampling runs ahead.
+
+    Raises LoradError when any token is another version's, or the version is older than `rollout.max_staleness` allows.
+    """
+    state = session.state
+    if session.ahead is not None:
+        with session.timed("sample"):
+            rollout = session.ahead.take(state.step)
+    else:
+        now = plan(session, state.step, state.position)
+        with session.timed("sample"):
+            rollout = make(session, session.pool, now)
+    refuse_stale(session, rollout)
+    state.position += len(rollout.plan.examples)
+    return rollout
+
+
+def plan(session: Session, step: int, position: int, trained: int | None = None) -> Plan:
+    """Samples by the current version for the step after `step`; `trained`: the steps behind that version, if not so
+    many."""
+    examples = session.train_data.take(position, session.spec.data.prompts_per_step)
+    return Plan(step, examples, position, session.state.version, step if trained is None else trained)
+
+
+def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
+    """The samples as planned. Reads of the session what does not change, so that any thread may."""
+    started = time.perf_counter()
+    groups, made = complete(session, pool, wanted, session.spec.algorithm.group_size, sampling(session))
+    return Rollout(wanted, groups, time.perf_counter() - started, made.waited)
+
+
+def refuse_stale(session: Session, rollout: Rollout) -> None:
+    """Raises LoradError for samples of a version older than `rollout.max_staleness` allows."""
+    staleness, limit = rollout.plan.staleness, session.spec.rollout.max_staleness
+    if staleness > limit:
+        raise LoradError(
+            f"the samples for step {rollout.plan.step + 1} are of {session.name_of(rollout.plan.version)}, {staleness} "
+            f"versions old, and rollout.max_staleness is {limit}; nothing was trained on them",
+            hint=f"`lorad resume {session.params.run}` samples them again.",
+        )
 
 
 def sampling(session: Session, *, greedy: bool = False) -> Sampling:
@@ -43,17 +77,20 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
     )
 
 
-def complete(session: Session, examples: Sequence[Example], n: int, how: Sampling) -> list[list[Sample]]:
-    """`n` samples of each example by the current version, in order."""
-    prompts = _prompts(session, examples, n)
+def complete(
+    session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
+) -> tuple[list[list[Sample]], Generated]:
+    """`n` samples of each example by the version of the plan, in order, and what the pool told of the whole."""
+    version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
     parts: dict[tuple[str, int], list[Chunk]] = {}
-    *items, _ = session.pool.stream("generate", Generate(session.current, prompts, how))
+    *items, made = pool.stream("generate", Generate(version, prompts, how))
     for item in items:
-        if item.version != session.current:
-            raise LoradError(f"tokens of {item.version} came for {session.current}; nothing was trained on them")
+        if item.version != version:
+            raise LoradError(f"tokens of {item.version} came for {version}; nothing was trained on them")
         for chunk in item.split(prompts):
             parts.setdefault((chunk.prompt, chunk.index), []).append(chunk)
-    return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in zip(examples, prompts, strict=True)]
+    pairs = zip(wanted.examples, prompts, strict=True)
+    return [[_sample(session, e, i, parts[p.id, i]) for i in range(n)] for e, p in pairs], made
 
 
 def seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
@@ -62,13 +99,13 @@ def seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def _prompts(session: Session, examples: Sequence[Example], n: int) -> list[Prompt]:
+def _prompts(session: Session, wanted: Plan, n: int) -> list[Prompt]:
     seen: Counter[str] = Counter()
     prompts = []
-    for place, example in enumerate(examples):
+    for place, example in enumerate(wanted.examples):
         first = seen[example.id] * n  # a prompt that comes twice in a step gets other samples
         seen[example.id] += 1
-        seeds = [seed_of(session.spec.seed, session.state.step, example.id, first + i) for i in range(n)]
+        seeds = [seed_of(session.spec.seed, wanted.step, example.id, first + i) for i in range(n)]
         prompts.append(Prompt(str(place), np.array(example.tokens, np.int32), np.array(seeds, np.uint64)))
     return prompts
 

@@ -8,9 +8,13 @@ from lorad.errors import LoradError
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
-    """One score for each sample. Raises LoradError when so many failed that the step is worth nothing."""
+    """One score for each sample, made now unless it was made ahead.
+
+    Raises LoradError when so many failed that the step is worth nothing.
+    """
+    made = rollout.scores
     with session.timed("score"):
-        scores = session.rewarder.score([s.for_reward() for s in rollout.samples])
+        scores = session.rewarder.score([s.for_reward() for s in rollout.samples]) if made is None else made
     failed = [s for s in scores if s.value is None]
     limit = session.spec.reward_spec.max_failures
     if failed and len(failed) >= limit * len(scores):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -22,6 +23,9 @@ from lorad.rl.tokenizer import Tokenizer
 from lorad.spec_text import from_json
 from lorad.specs import Spec
 
+if TYPE_CHECKING:
+    from lorad.driver.ahead import Ahead
+
 
 class StopFlag:
     """Set by SIGTERM: a graceful stop is wanted."""
@@ -34,7 +38,7 @@ class StopFlag:
 
 
 class State(Struct):
-    """What a resume restores. `position`: prompts consumed; `version`: the current one's number."""
+    """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's number."""
 
     step: int = 0
     position: int = 0
@@ -44,7 +48,7 @@ class State(Struct):
 
 @dataclass
 class Session:
-    """One attempt of one run."""
+    """One attempt of one run. ahead: None where no sampling runs ahead of training."""
 
     spec: Spec
     params: Params
@@ -58,15 +62,15 @@ class Session:
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
+    ahead: Ahead | None = None
 
     @property
     def steps_left(self) -> bool:
         return self.state.step < self.params.steps
 
-    @property
-    def current(self) -> str:
-        """The engine-side name of the current version."""
-        return f"{self.params.run}@{self.state.version}"
+    def name_of(self, version: int) -> str:
+        """The engine-side name of one of the run's versions."""
+        return f"{self.params.run}@{version}"
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
@@ -99,13 +103,37 @@ class Sample(Struct, frozen=True, eq=False):
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """The samples of one step: groups[i] are the samples of examples[i]. `position`: before they were taken."""
+class Plan:
+    """Samples that are to be made, for the step after `step` steps.
 
+    position: prompts consumed before `examples`. version: the number of the one that is to make them; it is what
+    `trained` steps made of the adapter.
+    """
+
+    step: int
     examples: list[Example]
-    groups: list[list[Sample]]
     position: int
     version: int
+    trained: int
+
+    @property
+    def staleness(self) -> int:
+        """Publishes between the version that makes the samples and the newest one when they are trained on."""
+        return self.step - self.trained
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The samples of one step: groups[i] are the samples of plan.examples[i].
+
+    seconds: that they took; waited: those of them without a turn in the pool. scores: None where nobody scored yet.
+    """
+
+    plan: Plan
+    groups: list[list[Sample]]
+    seconds: float
+    waited: float
+    scores: list[Score] | None = None
 
     @property
     def samples(self) -> list[Sample]:

@@ -11,6 +11,9 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, Logprobs, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
+from lorad.specs import Spec
+
+ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `importance_cap`
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,25 @@ def lr(session: Session) -> float:
     )
 
 
+def importance_cap(spec: Spec) -> float | None:
+    """algorithm.importance_cap; without one, ASYNC_CAP where samples may be of older versions than the trained one.
+
+    The loss then is decoupled PPO: its clip is around the policy before the update, and exp(that - sampler), truncated,
+    weighs what an older version sampled (Hilton et al., 2022, arXiv 2110.00641; AReaL, Fu et al., 2025, arXiv
+    2505.24298; truncation: Yao et al., 2025, "Your efficient RL framework secretly brings you off-policy training").
+    """
+    cap = spec.algorithm.importance_cap
+    return ASYNC_CAP if cap is None and spec.rollout.max_staleness else cap
+
+
+def needs_old(spec: Spec) -> bool:
+    """Whether the policy before the update is another than that of the update's own forward pass: there are several
+    updates, or importance weights would have the noise of dropout."""
+    algorithm = spec.algorithm
+    is_weighed = importance_cap(spec) is not None
+    return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
+
+
 def _update(session: Session, m: MiniBatch) -> LossStats:
     a = session.spec.algorithm
     loss = PolicyLoss(
@@ -73,7 +95,7 @@ def _update(session: Session, m: MiniBatch) -> LossStats:
         kl_coef=a.kl.coef,
         kl_type=a.kl.type,
         level=a.loss_level,
-        importance_cap=a.importance_cap,
+        importance_cap=importance_cap(session.spec),
         temperature=session.spec.rollout.temperature,
     )
     stats: LossStats = session.pool.call("forward_backward", ForwardBackward(m.batch, m.targets, loss, m.normaliser))
@@ -108,11 +130,10 @@ def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: lis
     samples = [s for g in alive for s in rollout.groups[g]]
     rows = np.concatenate([np.arange(g * size, (g + 1) * size) for g in alive])
     batch = Batch.of([(_prompt(rollout.groups[g]), [s.tokens for s in rollout.groups[g]]) for g in alive])
-    off_policy = algorithm.epochs > 1 or algorithm.minibatches > 1 or algorithm.importance_cap is not None
     targets = PolicyTargets(
         advantages=weighed.advantages[rows],
         sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
-        old_logprobs=_logprobs(session, "slot", batch) if off_policy else None,
+        old_logprobs=_logprobs(session, "slot", batch) if needs_old(session.spec) else None,
         reference_logprobs=_logprobs(session, "base", batch) if algorithm.kl.coef else None,
     )
     tokens = sum(s.tokens.size for s in everything)

@@ -60,6 +60,7 @@ class EngineHealth(Struct, frozen=True):
 
     slots: distinct versions in one batch, the base not counted. prefix_hits: share of the prompt tokens of the last
     minute whose keys and values were there already. cache_used: share of the memory for keys and values.
+    adapters_per_step: median number of distinct versions in the last decode steps that had any.
     """
 
     alive: bool
@@ -72,6 +73,7 @@ class EngineHealth(Struct, frozen=True):
     prefix_hits: float | None = None
     cache_used: float | None = None
     detail: str = ""
+    adapters_per_step: float | None = None
 
 
 Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]

@@ -17,6 +17,7 @@ from lorad.specs import Spec
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/canaries.py
 HEAD = "lm_head"
+UNIX = "unix:"  # how the address of a server on a Unix socket begins
 
 
 class BaseFacts(Struct, frozen=True):

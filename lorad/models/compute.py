@@ -3,51 +3,122 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from lorad.models.turns import WORK, Turns, Work
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Compute:
-    """Runs quanta one after another, first come first served; the asyncio loop stays free meanwhile."""
+class Quantum(Generic[T]):
+    """What to compute, and for whom. repeats: until there is a result that is not None."""
 
-    def __init__(self) -> None:
+    __slots__ = ("asked", "compute", "found", "repeats", "work")
+
+    def __init__(self, work: Work, compute: Callable[[], T | None], *, repeats: bool) -> None:
+        self.work, self.compute, self.repeats = work, compute, repeats
+        self.asked = 0.0
+        self.found: Future[T | None] = Future()
+
+    def run(self) -> bool:
+        """Whether it is to run again."""
+        if self.found.cancelled():
+            return False
+        result, error = _tried(self.compute)
+        if error is None and result is None and self.repeats:
+            return True
+        self.tell(result, error)
+        return False
+
+    def tell(self, result: T | None, error: BaseException | None) -> None:
+        if not self.found.set_running_or_notify_cancel():
+            return
+        if error is None:
+            self.found.set_result(result)
+        else:
+            self.found.set_exception(error)
+
+
+def _tried(compute: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Result and error, in a frame of its own: what a traceback refers to must not refer to it."""
+    try:
+        return compute(), None
+    except BaseException as error:
+        return None, error
+
+
+class Compute:
+    """Runs quanta one after another, in turns (see `lorad/models/turns.py`); the asyncio loop stays free meanwhile.
+
+    Whose a quantum is, `WORK` says where it is asked for; its cost is the time that it takes. clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._turns: Turns[Quantum[Any]] = Turns()
+        self._lock = threading.Lock()
+        self._clock = clock
 
     async def run(self, quantum: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `quantum`, which runs to its end even when the caller is cancelled."""
-        future = self._thread.submit(quantum, *args, **kwargs)
-        return await asyncio.wrap_future(future)
+        result: T = await self._asked(Quantum(WORK.get(), partial(quantum, *args, **kwargs), repeats=False))
+        return result
 
     async def until(self, quantum: Callable[[], T | None]) -> T:
-        """The first result of `quantum` that is not None; it runs again and again, each time behind all that wait."""
-        found: Future[T] = Future()
+        """The first result of `quantum` that is not None; it runs again and again, whenever it is its turn."""
+        result: T = await self._asked(Quantum(WORK.get(), quantum, repeats=True))
+        return result
 
-        def queue() -> None:
-            self._thread.submit(turn).add_done_callback(dropped)
+    async def each(self, quanta: Iterable[Callable[[], T]]) -> list[T]:
+        """The results of all of them, in their order."""
+        left, found = iter(quanta), list[T]()
+        following = next(left, None)
+        if following is None:
+            return found
 
-        def dropped(queued: Future[None]) -> None:
-            if queued.cancelled():  # by `close`
-                found.cancel()
+        def quantum() -> list[T] | None:
+            nonlocal following
+            assert following is not None
+            found.append(following())
+            following = next(left, None)
+            return found if following is None else None
 
-        def turn() -> None:
-            if found.cancelled():
-                return
-            try:
-                result = quantum()
-                if result is None:
-                    queue()
-                elif found.set_running_or_notify_cancel():
-                    found.set_result(result)
-            except BaseException as error:
-                if found.set_running_or_notify_cancel():
-                    found.set_exception(error)
+        return await self.until(quantum)
 
-        queue()
-        return await asyncio.wrap_future(found)
+    async def _asked(self, quantum: Quantum[Any]) -> Any:
+        self._put(quantum)
+        return await asyncio.wrap_future(quantum.found)
+
+    def _put(self, quantum: Quantum[Any]) -> None:
+        quantum.asked = self._clock()
+        with self._lock:
+            self._turns.put(quantum.work, quantum)
+        try:
+            self._thread.submit(self._turn)
+        except RuntimeError as error:  # closed
+            quantum.tell(None, error)
+
+    def _turn(self) -> None:
+        """One quantum: of all that wait, whose turn it is."""
+        with self._lock:
+            turn = self._turns.take()
+        quantum, started = turn.what, self._clock()
+        turn.work.wait(started - quantum.asked)
+        goes_on = quantum.run()
+        seconds = self._clock() - started
+        if goes_on:
+            self._put(quantum)
+        with self._lock:
+            self._turns.charge(turn, seconds)
 
     def close(self) -> None:
+        """What has not begun is cancelled."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        while self._turns:
+            self._turns.take().what.found.cancel()

@@ -1,23 +1,33 @@
 """Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
 
 *Delivery*: the digest of what the engine received. *Direct comparison* (judge.py), which every server of the engine has
-to pass. What the first one said then is kept: a part of the engine that has lost its memory (restart, wake) is compared
-with it in the same way before anybody is served by that part. This proves "the same as was attested", within the same
-limits; of versions that were only ever served, "the same as when it was loaded".
+to pass; where trainer and engine share a process and fp32 it suffices. Elsewhere also the *name test* (nametest.py), on
+every version, and the *amplified test* (amplify.py): when a run begins or goes on, when the engine has come back and
+does not repeat its bits, on every k-th version, and on every version that is loaded from its files.
+
+What the first server said is kept: a part of the engine that has lost its memory (restart, wake) is compared with it
+before anybody is served by that part. Bit for bit the same, it is what was attested; else it has to be the same within
+the limits of the direct comparison, and the next version of each run is amplified again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import NamedTuple
 
 import numpy as np
 
-from lorad.engines.base import BASE, Engine, Scorer
+from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
 from lorad.errors import AttestationFailed, NotFound
-from lorad.pool.canaries import Canaries, measure_canaries, sample_canaries
-from lorad.pool.judge import BFLOAT16, FLOAT32, Reference, judge, judge_again, worst
+from lorad.pool.amplify import Amplified, Prediction, judge_amplified
+from lorad.pool.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
+from lorad.pool.judge import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
+from lorad.pool.nametest import Others, judge_bits, judge_within, rms_between, same_bits
+from lorad.pool.outcome import Claim, Outcome
 from lorad.pool.phases import Phases
+from lorad.pool.predict import Predictor
+from lorad.pool.temporary import Temporaries
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
 from lorad.trainers.base import Policy, Trainer
 
@@ -26,78 +36,126 @@ log = logging.getLogger(__name__)
 UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine tells what it did."
 
 
+class Sets(NamedTuple):
+    """Canaries of one size, and as many of them as tell enough."""
+
+    every: Canaries
+    few: Canaries
+
+
 class Attester:
     """Attests on one engine and trainer; canaries are made once for each (count, tokens).
 
     What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it says nothing
-    else.
+    else. is_apart: engine and trainer are not one process with one base. returns: times that the engine came back and
+    did not repeat its bits; returned_the_same: the last time it did.
     """
 
-    def __init__(self, engine: Engine, trainer: Trainer, vocab_size: int, phases: Phases) -> None:
+    def __init__(
+        self, engine: Engine, trainer: Trainer, vocab_size: int, phases: Phases, *, is_apart: bool = False
+    ) -> None:
         self._engine, self._trainer, self._vocab_size, self._phases = engine, trainer, vocab_size, phases
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
-        self._canaries: dict[tuple[int, int], Canaries] = {}
+        self.is_direct_enough = not is_apart and self.limits is FLOAT32
+        self.predictor = Predictor(trainer, self.limits.least_sigma)
+        self.returns, self.returned_the_same = 0, True
+        self._repeats = True  # the engine its bits, as far as is known
+        self._temporaries = Temporaries(engine)
+        self._canaries: dict[tuple[int, int], Sets] = {}
         self._sampling = asyncio.Lock()
         self._references: dict[str, Reference] = {}  # by the engine's name
         engine.on_return(self.check)
 
-    def has_canaries(self, count: int, tokens: int) -> bool:
-        return (count, tokens) in self._canaries
+    @property
+    def places(self) -> int:
+        """Versions that the engine has to have room for while one is attested."""
+        return 1 if self.is_direct_enough else 2
 
     async def canaries(self, count: int, tokens: int, run: str = "") -> Canaries:
-        """Raises AttestationFailed when engine and trainer do not hold the same base.
-
-        The engine says last what it makes of them, so that from then on whatever returns is compared with that.
-        """
-        async with self._sampling:
-            if not self.has_canaries(count, tokens):
-                async with self._phases.serving(run):
-                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
-                async with self._phases.with_base(run):
-                    trainer = await self._trainer.logprobs(Policy(), batch)
-                async with self._phases.serving(run), self._engine.settled():
-                    self._canaries[count, tokens] = await measure_canaries(self._engine, trainer, batch)
-        return self._canaries[count, tokens]
+        """Raises AttestationFailed when engine and trainer do not hold the same base."""
+        return (await self._sets(count, tokens, run)).every
 
     async def any_canaries(self) -> Canaries:
         """As `canaries`, of whatever size: those that there are, if there are any."""
         return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
-    async def of_slot(self, slot: str, canaries: Canaries) -> np.ndarray:
-        """What the trainer makes of the canaries, float64 [T]. Inside `Phases.with_base`."""
-        return (await self._trainer.logprobs(Policy(slot), canaries.batch)).astype(np.float64)
+    def few(self, canaries: Canaries) -> Canaries:
+        """As many of them as tell enough for a direct comparison and a name."""
+        return next(sets.few for sets in self._canaries.values() if sets.every is canaries)
 
-    async def attest(
-        self, name: str, digest: str, trainer: np.ndarray, canaries: Canaries, previous: np.ndarray | None
-    ) -> tuple[Attestation, np.ndarray]:
-        """Whether `name` is what the slot holds, and its dt. trainer: see `of_slot`. previous: dt(v-1); None: the base.
+    async def twice(self, canaries: Canaries, run: str = "") -> Canaries:
+        """Twice as many."""
+        count, tokens = next(size for size, sets in self._canaries.items() if sets.every is canaries)
+        return await self.canaries(2 * count, tokens, run)
 
-        To be called inside the same `Engine.settled` as the load.
-        """
-        change = trainer - canaries.trainer
-        if (missing := await self.delivery(name, digest)) is not None:
-            return missing, change
-        before = np.zeros_like(change) if previous is None else previous
+    async def _sets(self, count: int, tokens: int, run: str) -> Sets:
+        """The engine says last what it makes of them, so that from then on whatever returns is compared with that."""
+        async with self._sampling:
+            if (count, tokens) not in self._canaries:
+                async with self._phases.serving(run):
+                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
+                async with self._phases.with_base(run):
+                    trainer = await self._trainer.logprobs(Policy(), batch)
+                    few = some_of(batch, fewest(trainer, batch))
+                    trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
+                async with self._phases.serving(run), self._engine.settled():
+                    every = made = await measure_canaries(self._engine, trainer, batch)
+                    if few is not batch:
+                        made = await measure_canaries(self._engine, trainer_few, few)
+                    self._canaries[count, tokens] = Sets(every, made)
+                    await self._see_whether_it_repeats(every)
+        return self._canaries[count, tokens]
+
+    async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
+        """Whether `name` is what is claimed. To be called inside the same `Engine.settled` as the load."""
+        if (missing := await self.delivery(name, source.digest)) is not None:
+            return Outcome(missing)
+        canaries = claim.canaries
+        before = np.zeros_like(claim.trainer) if claim.previous is None else claim.previous
         by_server = await self._scores(name, canaries)
-        verdict = worst([judge(canaries, engine, trainer, before, self.limits) for engine in by_server])
-        if verdict.verdict != "failed":
+        direct = worst([judge(canaries, engine, claim.trainer, before, self.limits) for engine in by_server])
+        outcome = Outcome(direct)
+        if direct.verdict != "failed" and not self.is_direct_enough:
+            named = await self._named(name, source, claim, by_server)
+            amplified = None
+            if claim.prediction is not None and named.verdict != "failed":
+                amplified = await self.amplified(name, source, claim.prediction)
+            outcome = Outcome(direct, named, amplified)
+        if "failed" not in (direct.verdict, outcome.named and outcome.named.verdict):
             self._references[name] = Reference(canaries, by_server[0], before)
-        return verdict, change
+        return outcome
 
-    async def remember(self, name: str, canaries: Canaries) -> None:
-        """Have a version that no slot holds compared with what it says now, from now on. Inside `Engine.settled`.
+    async def amplified(self, name: str, source: AdapterSource, prediction: Prediction) -> Amplified:
+        """The amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
+        assert source.adapter is not None
+        copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
+        async with self._temporaries.loaded(name, "amplified", copy) as temporary:
+            by_server = await self._scores(temporary, prediction.canaries)
+        found = [judge_amplified(prediction, engine, self.limits) for engine in by_server]
+        return max(found, key=lambda one: SEVERITY.index(one.verdict.verdict))
 
-        Raises AttestationFailed when servers differ about it.
-        """
-        if name in self._references:
+    async def _named(self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]) -> Attestation:
+        async with self._temporaries.loaded(name, "copy", source) as temporary:
+            copied = await self._scores(temporary, claim.canaries)
+            if self._repeats and not same_bits(by_server, copied):
+                again = await self._scores(name, claim.canaries), await self._scores(temporary, claim.canaries)
+                self._repeats = same_bits(by_server, again[0]) and same_bits(copied, again[1])
+        previous = self._references.get(claim.previous_name)
+        is_comparable = previous is not None and previous.canaries is claim.canaries
+        others = Others(claim.canaries.engine, previous.engine if previous and is_comparable else None)
+        if self._repeats:
+            return judge_bits(by_server, copied, others)
+        signal = rms_between(by_server[0], others.base)
+        sigma = max(claim.canaries.sigma, self.limits.least_sigma)
+        return judge_within(by_server, copied, others, max(sigma, self.limits.rounding * signal))
+
+    async def _see_whether_it_repeats(self, canaries: Canaries) -> None:
+        if self.is_direct_enough or not self._repeats or self._engine.capabilities().bit_stable:
             return
-        by_server = await self._scores(name, canaries)
-        reference = Reference(canaries, by_server[0], np.zeros_like(by_server[0]))
-        verdict = worst([judge_again(reference, engine, canaries.engine, self.limits) for engine in by_server])
-        if verdict.verdict == "failed":
-            raise AttestationFailed(f"{name} is not the same everywhere: {verdict.detail}", hint=UNLOADED)
-        self._references[name] = reference
+        again = await self._scores(BASE, canaries)
+        self._repeats = np.array_equal(again[0], canaries.engine)
+        log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
 
     def forget(self, name: str) -> None:
         """It is not to be served any more."""
@@ -105,22 +163,28 @@ class Attester:
 
     async def check(self, score: Scorer) -> None:
         """Raises AttestationFailed unless `score` says of the base and of every version what the engine said before."""
-        for canaries in list(self._canaries.values()):
+        is_same = True
+        for canaries in [sets.few for sets in self._canaries.values()]:
             base = (await score(BASE, canaries.batch)).astype(np.float64)
+            is_same &= np.array_equal(base, canaries.engine)
             then = Reference(canaries, canaries.engine, np.zeros_like(base))
             _must_pass(BASE, judge_again(then, base, canaries.engine, self.limits))
             for name, reference in list(self._references.items()):
                 if reference.canaries is canaries:
-                    await self._check_version(name, reference, base, score)
+                    is_same &= await self._check_version(name, reference, base, score)
+        self.returned_the_same = is_same
+        self.returns += not is_same
 
-    async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> None:
+    async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> bool:
+        """Whether it is the same bit for bit."""
         try:
             now = (await score(name, reference.canaries.batch)).astype(np.float64)
         except NotFound:
             if name in self._references:
                 raise
-            return
+            return True
         _must_pass(name, judge_again(reference, now, base, self.limits))
+        return np.array_equal(now, reference.engine)
 
     async def _scores(self, name: str, canaries: Canaries) -> list[np.ndarray]:
         return [scores.astype(np.float64) for scores in await self._engine.scores(name, canaries.batch)]

@@ -17,6 +17,7 @@ from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 PROMPT_TOKENS = 8
 CANDIDATES = 4  # sampled for each canary that is wanted
 UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that tell something
+FEWEST, FEWEST_TELLING = 4, 80  # canaries; and tokens among theirs that are not nearly certain
 MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
 
 
@@ -75,6 +76,23 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
         parts[chunk.prompt].append(chunk)
     best = sorted(prompts, key=lambda prompt: -_uncertain(parts[prompt.id]))[:count]
     return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])
+
+
+def fewest(logprobs: np.ndarray, batch: Batch) -> int:
+    """How many of the canaries, from the first one on, tell enough. logprobs: [T], of the base."""
+    telling = np.exp(logprobs) < UNCERTAIN[1]
+    ends = np.cumsum(batch.completion_lengths)
+    counts = np.cumsum(telling)[ends - 1]
+    return min(max(FEWEST, int(np.searchsorted(counts, FEWEST_TELLING)) + 1), ends.size)
+
+
+def some_of(batch: Batch, count: int) -> Batch:
+    """The first `count` canaries; the batch itself when these are all."""
+    if count == batch.completion_lengths.size:
+        return batch
+    prompts = np.split(batch.prompts, np.cumsum(batch.prompt_lengths))[:count]
+    completions = np.split(batch.completions, np.cumsum(batch.completion_lengths))[:count]
+    return Batch.of([(prompt, [completion]) for prompt, completion in zip(prompts, completions, strict=True)])
 
 
 def _uncertain(chunks: Sequence[Chunk]) -> int:

@@ -24,7 +24,7 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     as in PYTHONPATH. mode: where engine and trainer are: `fused` in one process with one base; `resident` side by side,
     each with its own; `timesliced` the same, but the engine sleeps while the trainer trains. server: of an engine that
     is a process of its own; ranks: of a trainer that is made of such. devices: of all GPUs, `device` being the first;
-    none: there is no other.
+    none: there is no other. owner: user id of its runs.
     """
 
     pool: str
@@ -45,6 +45,7 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     deterministic: bool = True
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     pythonpath: str | None = None
+    owner: int = -1
 
 
 def read(directory: Path) -> PoolConfig:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
+from lorad.models.turns import WORK
 from lorad.pool.state import Pool
 from lorad.pool.verbs import PLAIN, STREAMS
 from lorad.protocol.calls import VERBS, Answer, Call, Verb
@@ -22,7 +23,8 @@ ABOUT = frozenset({"hello", "status", "shutdown"})  # calls that do not count as
 
 
 async def answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
-    """Everything that goes back to the caller. Raises nothing but cancellation."""
+    """Everything that goes back to the caller, from a task of its own. Raises nothing but cancellation."""
+    WORK.set(pool.parties.caller(call))
     try:
         kind, args = _checked(pool, call)
         with contextlib.nullcontext() if call.verb in ABOUT else pool.meter.activity():

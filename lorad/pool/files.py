@@ -54,8 +54,8 @@ class VersionFiles:
 
     async def forget(self, run: str) -> None:
         """Wait until nothing is being written for `run`; a later attempt does not hear of failures."""
-        await self._written(run)
-        self._pending.pop(run, None)
+        if futures := self._pending.pop(run, []):
+            await asyncio.to_thread(wait, futures)
 
     def close(self) -> None:
         """Write what is pending, then end the thread."""

@@ -20,13 +20,14 @@ from lorad.engines.base import Engine
 from lorad.errors import PoolLost
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
+from lorad.pool.capacity import memory_for_adapters
 from lorad.pool.config import PoolConfig
-from lorad.pool.listener import listen, remove
 from lorad.pool.service import Service
 from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
 from lorad.pool.work import Rate, peak_of
-from lorad.protocol.calls import PoolInfo
+from lorad.protocol.listener import listen, remove
+from lorad.protocol.status import PoolInfo
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,15 @@ async def opened(config: PoolConfig, root: Path) -> AsyncIterator[Pool]:
             async with started(config, compute, root) as (training, engine):
                 facts = read_facts(Path(config.model_path))
                 info = _info(config, training, engine, facts, await digest)
-                rate = _rate(config, info.dtype, facts)
-                pool = Pool(info, training.trainer, engine, lodger=training.lodger, rate=rate)
+                pool = Pool(
+                    info,
+                    training.trainer,
+                    engine,
+                    lodger=training.lodger,
+                    rate=_rate(config, info.dtype, facts),
+                    joins=not config.deterministic and config.ranks is None,
+                    memory=memory_for_adapters(config),
+                )
                 try:
                     yield pool
                 finally:

@@ -28,7 +28,7 @@ DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)
 class Limits(Struct, frozen=True):
     """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; rel_blind: the
     limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma or the change
-    is large: rounding is the mean difference as a share of the change's rms.
+    is large: rounding is the mean difference as a share of the change's rms. amplified: the limit of rel in that test.
     """
 
     least_sigma: float
@@ -37,11 +37,12 @@ class Limits(Struct, frozen=True):
     largest: float
     mean: float
     rounding: float
+    amplified: float
     z: float = 0.5
 
 
-FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6)
-BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2)
+FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6, amplified=1e-4)
+BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2)
 LARGEST_SIGMAS, MEAN_SIGMAS, LARGEST_TO_MEAN = 15.0, 2.0, 8.0
 SEVERITY = ("passed", "inconclusive", "failed")
 
@@ -77,7 +78,7 @@ def judge(
         if key in facts and facts[key] > limit
     ]
     if wrong:
-        return Attestation("failed", f"{_resembles(facts)}: {'; '.join(wrong)}", facts)
+        return Attestation("failed", f"{resembles(facts)}: {'; '.join(wrong)}", facts)
     return _passed_or_inconclusive(facts, limits)
 
 
@@ -140,7 +141,7 @@ def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestat
     return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
 
 
-def _resembles(facts: dict[str, float]) -> str:
+def resembles(facts: dict[str, float]) -> str:
     """What the engine seems to serve instead, in words."""
     if "rel" not in facts:
         return "the engine does not answer like the base, which a fresh adapter equals"

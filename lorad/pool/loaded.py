@@ -16,26 +16,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lorad.engines.base import AdapterSource, Engine
-from lorad.errors import IntegrityError, NotFound
+from lorad.errors import Conflict, IntegrityError, NotFound
+from lorad.protocol.calls import Attestation
 
 log = logging.getLogger(__name__)
 
 SPARE = 8  # served versions that stay loaded though nobody uses them
+
+UNKNOWN = Attestation("inconclusive", "it is being attested")
 
 _clock = itertools.count()
 
 
 @dataclass(eq=False)
 class Entry:
-    """One loaded version. `held`: its run still wants it. `served`: the daemon asked for it. `used`: a logical time."""
+    """One loaded version. `held`: its run still wants it. `served`: the daemon asked for it. `kept`: till it is let go.
+
+    `used`: a logical time. `verdict`: of its attestation when it was loaded. `idle`: set when the last of `users` goes.
+    """
 
     version: str
     engine_name: str
     digest: str
     held: bool
     served: bool
+    kept: bool = False
+    verdict: Attestation = UNKNOWN
     users: int = 0
     used: int = field(default_factory=lambda: next(_clock))
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LoadedVersions:
@@ -54,16 +63,41 @@ class LoadedVersions:
     def names(self) -> list[str]:
         return sorted(self._entries)
 
+    def kept(self) -> list[str]:
+        return sorted(entry.version for entry in self._entries.values() if entry.kept)
+
+    def let_go(self, version: str) -> None:
+        """The end of `kept`: nobody asks for it any more, unless its run does."""
+        if (entry := self._entries.get(version)) is not None and entry.kept:
+            entry.kept = entry.served = False
+            if not entry.held:
+                self._drop(entry)
+
+    async def make_room(self, version: str, places: int) -> None:
+        """So many more versions fit into the engine: what was served and is not used now goes. Raises Conflict."""
+        while len(loaded := await self._engine.loaded()) + places > (most := self._engine.capabilities().max_versions):
+            if not self._trim(places=places) and not self._background:
+                names = ", ".join(sorted(held.name for held in loaded))
+                raise Conflict(
+                    f"{version} does not fit: {len(loaded)} versions are loaded, the engine holds {most}, and "
+                    f"{version} needs {places}" + (" (one for the copies that attest it)" if places > 1 else ""),
+                    hint=f"Unpin one, or let a run keep fewer. Loaded: {names}.",
+                )
+            await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
+
     def find(self, version: str) -> Entry | None:
         return self._entries.get(version)
 
     async def publish(self, version: str, source: AdapterSource) -> Entry:
         """Load a run's new version; nobody finds it before `adopt`. A load that fails changes nothing."""
-        return await self._load(version, source, held=True)
+        count = self._names[version] = self._names.get(version, 0) + 1
+        name = version if count == 1 else f"{version}+{count}"
+        await self._engine.load(name, source)
+        return Entry(version, name, source.digest, held=True, served=False)
 
     def adopt(self, entry: Entry) -> None:
         """The entry passed its attestation: from now on its version means it."""
-        if (old := self._entries.pop(entry.version, None)) is not None:
+        if (old := self._entries.get(entry.version)) is not None:
             self._drop(old)
         self._entries[entry.version] = entry
 
@@ -75,32 +109,32 @@ class LoadedVersions:
     def release(self, entry: Entry) -> None:
         """Its run does not want it any more; it stays while it is served."""
         entry.held = False
-        if not entry.served and self._entries.get(entry.version) is entry:
-            del self._entries[entry.version]
+        if not entry.served:
             self._drop(entry)
         self._trim()
 
-    async def serve(self, version: str, digest: str, read: Callable[[], Awaitable[AdapterSource]]) -> Entry:
-        """The loaded version, or a load of what `read` gives. Raises IntegrityError when other bytes are loaded."""
-        async with self._loading:
-            entry = self._entries.get(version)
-            if entry is None:
-                entry = self._entries[version] = await self._load(version, await read(), held=False)
-            elif entry.digest != digest:
-                raise IntegrityError(
-                    f"{version} is loaded as sha256 {entry.digest}, not {digest}",
-                    hint="Its files were changed since; use another version.",
-                )
-            entry.served, entry.used = True, next(_clock)
-            self._trim()
-            return entry
-
-    def withdraw(self, entry: Entry) -> None:
-        """Nobody is to be served from the entry any more."""
-        entry.served = False
-        if not entry.held and self._entries.get(entry.version) is entry:
-            del self._entries[entry.version]
-            self._drop(entry)
+    async def serve(
+        self, version: str, digest: str, bring: Callable[[], Awaitable[Entry]], *, keep: bool = False
+    ) -> Entry:
+        """The loaded version, or what `bring` loads. Raises IntegrityError when other bytes are loaded."""
+        if version not in self._entries:
+            async with self._loading:
+                if version not in self._entries:
+                    brought = await bring()
+                    brought.held = False
+                    if version in self._entries:  # published meanwhile
+                        self._drop(brought)
+                    else:
+                        self._entries[version] = brought
+        entry = self._entries[version]
+        if entry.digest != digest:
+            raise IntegrityError(
+                f"{version} is loaded as sha256 {entry.digest}, not {digest}",
+                hint="Its files were changed since; use another version.",
+            )
+        entry.served, entry.kept, entry.used = True, entry.kept or keep, next(_clock)
+        self._trim()
+        return entry
 
     @contextmanager
     def use(self, version: str) -> Iterator[Entry]:
@@ -109,10 +143,13 @@ class LoadedVersions:
         if entry is None:
             raise NotFound(f"{version} is not loaded", hint=f"Loaded: {', '.join(self.names()) or 'none'}.")
         entry.users += 1
+        entry.idle.clear()
         try:
             yield entry
         finally:
             entry.users, entry.used = entry.users - 1, next(_clock)
+            if not entry.users:
+                entry.idle.set()
             self._trim()
 
     async def settle(self) -> None:
@@ -120,21 +157,25 @@ class LoadedVersions:
         while self._background:
             await asyncio.wait(self._background)
 
-    async def _load(self, version: str, source: AdapterSource, *, held: bool) -> Entry:
-        count = self._names[version] = self._names.get(version, 0) + 1
-        name = version if count == 1 else f"{version}+{count}"
-        await self._engine.load(name, source)
-        return Entry(version, name, source.digest, held=held, served=not held)
-
-    def _trim(self) -> None:
-        spare = [e for e in self._entries.values() if e.served and not e.held and not e.users]
-        for entry in sorted(spare, key=lambda e: e.used)[: max(0, len(spare) - SPARE)]:
-            del self._entries[entry.version]
+    def _trim(self, places: int = 0) -> bool:
+        """Let go of what is only there in case it is asked for again: what exceeds SPARE, but `places` at least."""
+        spare = [e for e in self._entries.values() if e.served and not (e.held or e.kept or e.users)]
+        gone = sorted(spare, key=lambda e: e.used)[: max(places, len(spare) - SPARE)]
+        for entry in gone:
             self._drop(entry)
+        return bool(gone)
 
     def _drop(self, entry: Entry) -> None:
+        """Nobody finds it from now on; it goes when its last user has."""
+        if self._entries.get(entry.version) is entry:
+            del self._entries[entry.version]
+        self._later(self._unload(entry))
+
+    async def _unload(self, entry: Entry) -> None:
+        while entry.users:
+            await entry.idle.wait()
         self._forget(entry.engine_name)
-        self._later(self._engine.unload(entry.engine_name))
+        await self._engine.unload(entry.engine_name)
 
     def _later(self, unload: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(unload)

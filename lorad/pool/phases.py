@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from lorad.engines.base import Engine
 from lorad.errors import Conflict
+from lorad.models.turns import caller
 from lorad.trainers.base import Trainer
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class Waiter:
     run: str
+    is_stream: bool
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -81,11 +83,13 @@ class Phases:
             await asyncio.wait([self._change])
 
     @asynccontextmanager
-    async def _phase(self, kind: Kind, run: str) -> AsyncIterator[None]:
+    async def _phase(self, kind: Kind, run: str, *, is_stream: bool = False) -> AsyncIterator[None]:
         if not self._is_timesliced:
             yield
             return
-        await self._enter(kind, run)
+        asked = time.monotonic()
+        await self._enter(kind, run, is_stream)
+        caller().wait(time.monotonic() - asked)
         try:
             yield
         finally:
@@ -96,7 +100,7 @@ class Phases:
 
         async def pump() -> None:
             try:
-                async with self.serving(run), aclosing(chunks):
+                async with self._phase("serving", run, is_stream=True), aclosing(chunks):
                     async for chunk in chunks:
                         queue.put_nowait(chunk)
             finally:
@@ -111,7 +115,7 @@ class Phases:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _enter(self, kind: Kind, run: str) -> None:
+    async def _enter(self, kind: Kind, run: str, is_stream: bool) -> None:
         if self._may_enter(kind):
             self._inside += 1
             return
@@ -119,7 +123,7 @@ class Phases:
             raise Conflict(
                 f"{MOST_WAITING} calls wait for their turn on the device", hint="Ask for less at once, or later."
             )
-        waiter = Waiter(run)
+        waiter = Waiter(run, is_stream)
         self._waiting[kind].append(waiter)
         self._advance()
         try:
@@ -167,8 +171,11 @@ class Phases:
                 waiter.turn.set_result(None)
 
     def _lingers(self) -> float:
-        """Seconds for which the run that has trained may still go on; 0 when it waits itself for the engine."""
-        if self._kind != "training" or any(waiter.run == self._trained for waiter in self._waiting["serving"]):
+        """Seconds for which the run that has trained may still go on; 0 when it waits itself for the engine, not with
+        a stream: that may be of what it samples ahead.
+        """
+        mine = (waiter for waiter in self._waiting["serving"] if waiter.run == self._trained)
+        if self._kind != "training" or not all(waiter.is_stream for waiter in mine):
             return 0.0
         return self._trained_at + LINGER - time.monotonic()
 

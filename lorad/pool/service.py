@@ -7,13 +7,14 @@ import contextlib
 import logging
 import socket
 from contextlib import aclosing
+from functools import partial
 
 from lorad.pool.dispatch import answers
-from lorad.pool.listener import may_call
 from lorad.pool.state import Pool
 from lorad.pool.wire import Wire
-from lorad.protocol.calls import Call
+from lorad.protocol.calls import CANCEL, Call
 from lorad.protocol.frames import BadFrame
+from lorad.protocol.listener import may_call
 
 log = logging.getLogger(__name__)
 
@@ -54,23 +55,38 @@ class Service:
                 log.error("a process of another user was turned away")
                 peer.close()
                 continue
-            _keep(self._connections, asyncio.create_task(self._connection(Wire(peer))))
+            wire = Wire(peer)
+            task = asyncio.create_task(self._connection(wire))
+            _keep(self._connections, task)
+            task.add_done_callback(partial(_close, wire))  # also of one that is cancelled before it begins
 
     async def _connection(self, wire: Wire) -> None:
         """Reads calls until the peer goes; then its streams end, and what changes a slot goes on."""
-        mine: set[asyncio.Task[None]] = set()
+        mine: dict[int, asyncio.Task[None]] = {}
         try:
             while True:
-                task = asyncio.create_task(self._answer(wire, await wire.receive()))
-                _keep(mine, task)
-                _keep(self._answering, task)
+                self._take(wire, await wire.receive(), mine)
         except ConnectionError:
             pass
         except (OSError, BadFrame) as error:
             log.error("a connection was closed: %s", error)
         finally:
-            await cancelled(*mine)
-            wire.close()
+            try:
+                await cancelled(*mine.values())
+            finally:
+                await wire.settle()
+
+    def _take(self, wire: Wire, call: Call, mine: dict[int, asyncio.Task[None]]) -> None:
+        """Begin to answer a call, or end one. mine: of the connection, by their ids. Raises BadFrame."""
+        if call.verb == CANCEL:
+            if isinstance(call.args, int) and call.args in mine:
+                mine[call.args].cancel()
+            return
+        if call.id in mine:
+            raise BadFrame(f"two calls at once are number {call.id}")
+        task = mine[call.id] = asyncio.create_task(self._answer(wire, call))
+        task.add_done_callback(lambda _: mine.pop(call.id))
+        _keep(self._answering, task)
 
     async def _answer(self, wire: Wire, call: Call) -> None:
         with contextlib.suppress(OSError):  # the peer is gone: its connection ends by itself
@@ -89,3 +105,7 @@ async def cancelled(*tasks: asyncio.Task[None]) -> None:
 def _keep(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+
+
+def _close(wire: Wire, _: asyncio.Task[None]) -> None:
+    wire.close()

@@ -65,6 +65,11 @@ def server_share(config: PoolConfig, facts: ModelFacts) -> float:
     return share
 
 
+def beside_base(config: PoolConfig, facts: ModelFacts) -> int:
+    """Bytes of a GPU that the pool may use and its one base does not take."""
+    return max(0, int(_total(config) * config.memory_fraction) - trainer_bytes(config, facts))
+
+
 def _total(config: PoolConfig) -> int:
     """Bytes of the device."""
     return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

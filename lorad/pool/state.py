@@ -10,19 +10,23 @@ from lorad.errors import Conflict
 from lorad.pool.attest import Attester
 from lorad.pool.fencing import Fence
 from lorad.pool.files import VersionFiles
+from lorad.pool.joint import Joint
 from lorad.pool.loaded import LoadedVersions
 from lorad.pool.meter import Meter
+from lorad.pool.parties import Parties
 from lorad.pool.phases import Phases
 from lorad.pool.tenants import Tenant
 from lorad.pool.work import Rate, Work
-from lorad.protocol.calls import Call, PoolInfo
+from lorad.protocol.calls import Call
+from lorad.protocol.status import PoolInfo
 from lorad.trainers.base import Trainer
 
 
 class Pool:
     """One trainer, one engine, and the runs that share them. vocab_size: token ids are below it.
 
-    lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`.
+    lodger: see `Phases`. rate: of the trainer's devices, see `lorad/pool/work.py`. joins: gradients of several runs are
+    made in the same passes. memory: bytes for slots and versions, 0 when not known.
     """
 
     def __init__(
@@ -33,15 +37,20 @@ class Pool:
         *,
         lodger: Trainer | None = None,
         rate: Rate | None = None,
+        joins: bool = False,
+        memory: int = 0,
     ) -> None:
         self.info, self.trainer, self.engine = info, trainer, engine
         self.vocab_size = trainer.capabilities().vocab
         self.phases = Phases(engine, is_timesliced=info.mode == "timesliced", lodger=lodger)
-        self.attester = Attester(engine, trainer, self.vocab_size, self.phases)
+        self.attester = Attester(engine, trainer, self.vocab_size, self.phases, is_apart=info.mode != "fused")
         self.loaded = LoadedVersions(engine, self.attester.forget)
         self.files = VersionFiles(info.model)
         self.meter = Meter()
         self.work = Work(trainer, rate)
+        self.joint = Joint(trainer, joins=joins)
+        self.parties = Parties()
+        self.memory = memory
         self.tenants: dict[str, Tenant] = {}
         self.fences: dict[str, Fence] = {}
         self.stopping = asyncio.Event()
@@ -66,6 +75,7 @@ class Pool:
         self.tenants.pop(tenant.run, None)
         for entry in tenant.versions:
             self.loaded.release(entry)
+        self.work.forget(tenant.run)
         await self.trainer.close(tenant.run)
 
     async def close(self) -> None:

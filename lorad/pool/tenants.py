@@ -1,4 +1,4 @@
-"""The runs in a pool: each has a slot, a current version and the one before it."""
+"""The runs in a pool: each has a slot, a current version and the ones before it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,45 @@ import numpy as np
 from lorad.errors import Conflict
 from lorad.pool.canaries import Canaries
 from lorad.pool.loaded import Entry
+from lorad.pool.outcome import Outcome
+from lorad.pool.predict import Files
 from lorad.protocol.calls import Open
 from lorad.trainers.base import SlotInfo
 
-KEPT = 2  # versions of a run: the current one and the one before
+LEAST_KEPT = 2  # versions of a run: the current one and the one before
+
+
+@dataclass(eq=False)
+class Proof:
+    """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`; None: none
+    has. since: versions since the last one. times: its K.
+    """
+
+    returns: int | None = None
+    since: int = 0
+    times: float = 1.0
+
+    def is_due(self, every: int, returns: int) -> bool:
+        """Whether the next version is to be amplified. every: see `Open`."""
+        return self.returns != returns or 0 < every <= self.since + 1
+
+    def count(self, outcome: Outcome, returns: int) -> None:
+        """One more version."""
+        self.since += 1
+        if outcome.amplified is None:
+            return
+        self.since = 0
+        self.times = outcome.amplified.verdict.facts.get("amplified", self.times)
+        if outcome.amplified.verdict.verdict == "passed":
+            self.returns = returns
 
 
 @dataclass(eq=False)
 class Tenant:
-    """One run with an open slot. versions: attested and loaded, oldest first. change: see `Attester.attest`."""
+    """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one.
+
+    files: of the current one, which follow in the background.
+    """
 
     run: str
     attempt: int
@@ -27,6 +57,13 @@ class Tenant:
     number: int = -1
     versions: list[Entry] = field(default_factory=list)
     change: np.ndarray | None = None
+    files: Files | None = None
+    proof: Proof = field(default_factory=Proof)
+
+    @property
+    def current(self) -> str:
+        """What the engine calls the current version; "" while there is none."""
+        return self.versions[-1].engine_name if self.versions else ""
 
     def attested(self, version: str) -> Entry:
         """Raises Conflict for a version that was not attested in this attempt or is not loaded any more."""
@@ -38,9 +75,10 @@ class Tenant:
             hint=f"Loaded and attested: {', '.join(e.version for e in self.versions) or 'none'}; or `base`.",
         )
 
-    def advance(self, number: int, entry: Entry, change: np.ndarray) -> list[Entry]:
+    def advance(self, number: int, entry: Entry, change: np.ndarray, files: Files) -> list[Entry]:
         """The entry is current now; returns those that the run lets go."""
-        self.number, self.change = number, change
+        self.number, self.change, self.files = number, change, files
         self.versions.append(entry)
-        gone, self.versions = self.versions[:-KEPT], self.versions[-KEPT:]
+        kept = max(LEAST_KEPT, self.spec.kept)
+        gone, self.versions = self.versions[:-kept], self.versions[-kept:]
         return gone

@@ -17,6 +17,7 @@ class Wire:
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
+        self._frames: set[asyncio.Task[None]] = set()
 
     async def receive(self) -> Call:
         """The next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
@@ -24,13 +25,33 @@ class Wire:
         return frames.decode(prefix, await self._exactly(prefix.body), Call)
 
     async def send(self, answer: Answer) -> None:
-        """Returns when the peer's buffer has taken all of it; frames of several answers never mix."""
-        async with self._sending:
-            for part in frames.encode(answer):
-                await self._loop.sock_sendall(self._peer, part)
+        """Returns when the peer's buffer has taken all of it; frames of several answers never mix.
+
+        A frame goes out whole though its sender is cancelled meanwhile: the others on this connection go on.
+        """
+        frame = asyncio.create_task(self._send(frames.encode(answer)))
+        self._frames.add(frame)
+        frame.add_done_callback(self._sent)
+        await asyncio.shield(frame)
+
+    async def settle(self) -> None:
+        """Give up what is being sent."""
+        for frame in self._frames:
+            frame.cancel()
+        await asyncio.gather(*self._frames, return_exceptions=True)
 
     def close(self) -> None:
         self._peer.close()
+
+    async def _send(self, parts: list[bytes | memoryview]) -> None:
+        async with self._sending:
+            for part in parts:
+                await self._loop.sock_sendall(self._peer, part)
+
+    def _sent(self, frame: asyncio.Task[None]) -> None:
+        self._frames.discard(frame)
+        if not frame.cancelled():
+            frame.exception()  # its sender has it, unless it was cancelled
 
     async def _exactly(self, size: int) -> bytearray:
         data = bytearray(size)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
+from lorad.models.turns import caller
 from lorad.protocol.batch import Batch
-from lorad.protocol.calls import TrainerStatus
+from lorad.protocol.status import TrainerStatus
 from lorad.trainers.base import Trainer, TrainerHealth
 
 PEAKS: Mapping[str, float] = {
@@ -76,11 +77,11 @@ class Work:
 
     @contextmanager
     def measured(self, run: str, batch: Batch) -> Iterator[None]:
-        """Around a forward and backward pass of a run."""
-        started = time.perf_counter()
+        """Around a forward and backward pass of a run; what the call waits for its turn is not counted."""
+        started, waited = time.perf_counter(), caller().waited
         yield
         done = self._done.setdefault(run, Done())
-        done.seconds += time.perf_counter() - started
+        done.seconds += max(0.0, time.perf_counter() - started - (caller().waited - waited))
         done.tokens += tokens_of(batch)
 
     def take(self, run: str, *, recomputes: bool) -> tuple[Done, float | None]:
@@ -90,6 +91,10 @@ class Work:
             return done, None
         share = self.rate.share(done.tokens, done.seconds, recomputes=recomputes)
         return done, share if math.isfinite(share) else None
+
+    def forget(self, run: str) -> None:
+        """It leaves: what was done for a step that never came does not count for its next attempt."""
+        self._done.pop(run, None)
 
     async def take_memory(self) -> tuple[int | None, int | None]:
         """Bytes now, and the most since this was asked last; None: not told."""

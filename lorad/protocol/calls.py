@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.protocol.batch import Batch, Chunks, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
+from lorad.protocol.status import PoolInfo, PoolStatus
 
 CANARIES, CANARY_TOKENS = 8, 24  # unless a run asks for others
 
@@ -22,33 +23,12 @@ class Nothing(Struct, frozen=True):
     """No arguments, or no result."""
 
 
-class PoolInfo(Struct, frozen=True):
-    """Who a pool is.
-
-    base_checksum: sha256 over the base's weights as the trainer holds them, when they were loaded: trainers that hold
-    them otherwise (sharded, fused) have others. model_sha256: over the weight files, the same for all of them.
-    parameters: of the base, 0 when not told.
-    """
-
-    pool: str
-    pid: int
-    model: str  # as in the spec
-    model_path: str
-    base_checksum: str
-    trainer: str
-    engine: str
-    mode: str
-    device: str
-    dtype: str
-    threads: int
-    max_tokens: int
-    versions: dict[str, str]  # of software: lorad, torch, the backends
-    model_sha256: str = ""
-    parameters: int = 0
-
-
 class Open(Struct, frozen=True):
-    """Open the run's slot: from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by `init`."""
+    """Open the run's slot: from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by `init`.
+
+    priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded for the run,
+    the current one among them. amplified_every: publishes between two amplified attestations, 0 for none but the first.
+    """
 
     modules: tuple[str, ...]
     rank: int
@@ -67,6 +47,9 @@ class Open(Struct, frozen=True):
     resume_from: str | None = None
     canaries: int = CANARIES
     canary_tokens: int = CANARY_TOKENS
+    amplified_every: int = 10
+    kept: int = 2
+    priority: int = 0
 
 
 class Opened(Struct, frozen=True):
@@ -84,9 +67,12 @@ class Generate(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
+    """waited: seconds of `seconds` in which none of its samples had a turn."""
+
     samples: int
     tokens: int
     seconds: float
+    waited: float = 0.0
 
 
 class ForwardBackward(Struct, frozen=True):
@@ -104,7 +90,8 @@ class OptimStep(Struct, frozen=True):
 class Stepped(Struct, frozen=True):
     """tokens, seconds: of the forward and backward passes since the step before, prompts included, without waiting.
 
-    mfu: see `lorad/pool/work.py`. memory, memory_peak: see `TrainerHealth`. None: not told.
+    mfu: see `lorad/pool/work.py`. memory, memory_peak: see `TrainerHealth`. None: not told. waited: seconds for which
+    the run's work on its slot waited for its turn since the step before.
     """
 
     grad_norm: float
@@ -114,6 +101,7 @@ class Stepped(Struct, frozen=True):
     mfu: float | None = None
     memory: int | None = None
     memory_peak: int | None = None
+    waited: float = 0.0
 
 
 class Logprobs(Struct, frozen=True):
@@ -169,11 +157,27 @@ class Unload(Struct, frozen=True):
 
 
 class LoadVersion(Struct, frozen=True):
-    """Load a version from its directory, to serve it; nothing happens if it is loaded with that digest already."""
+    """Load a version from its directory and attest it, to serve it; one that is loaded with that digest stays.
+
+    keep: until `let_go`, whatever else is loaded. Without it, it goes when others are asked for.
+    """
 
     version: str
     directory: str
     sha256: str
+    keep: bool = False
+
+
+class Loaded(Struct, frozen=True):
+    """The verdict of its attestation: of now, or of when it was loaded."""
+
+    attestation: Attestation
+
+
+class LetGo(Struct, frozen=True):
+    """The end of `keep`; nothing happens for a version that is not kept. Requests in flight on it end first."""
+
+    version: str
 
 
 class Closed(Struct, frozen=True):
@@ -187,51 +191,6 @@ class Evict(Struct, frozen=True):
 
     run: str
     attempt: int
-
-
-class Tenant(Struct, frozen=True):
-    run: str
-    attempt: int
-    phase: str  # the verb under way, or "idle"
-    parameters: int
-
-
-class EngineStatus(Struct, frozen=True):
-    """See `EngineHealth` in lorad/engines/base.py. None: it is not told."""
-
-    alive: bool
-    asleep: bool
-    running: int
-    waiting: int
-    slots_used: int | None = None
-    slots: int | None = None
-    prefix_hits: float | None = None
-    cache_used: float | None = None
-    detail: str = ""
-
-
-class TrainerStatus(Struct, frozen=True):
-    """See `TrainerHealth` in lorad/trainers/base.py. here: its base is on its devices, not in host memory."""
-
-    alive: bool
-    detail: str = ""
-    here: bool = True
-    memory: int | None = None
-    memory_peak: int | None = None
-
-
-class PoolStatus(Struct, frozen=True):
-    """What a pool does now. Rates are of the last seconds. engine, trainer: None from a pool that does not tell yet."""
-
-    info: PoolInfo
-    tenants: list[Tenant]
-    loaded: list[str]
-    engine_tokens_per_second: float
-    trainer_tokens_per_second: float
-    rss_bytes: int
-    idle_seconds: float  # since the last call of a run; 0 while one is under way
-    engine: EngineStatus | None = None
-    trainer: TrainerStatus | None = None
 
 
 class Verb(Struct, frozen=True):
@@ -257,11 +216,17 @@ VERBS: dict[str, Verb] = {
     "close": Verb(Nothing, Closed, mutates=True),
     "hello": Verb(Nothing, PoolInfo, of_run=False),
     "status": Verb(Nothing, PoolStatus, of_run=False),
-    "load_version": Verb(LoadVersion, Nothing, of_run=False),
+    "load_version": Verb(LoadVersion, Loaded, of_run=False),
+    "attest_again": Verb(LoadVersion, Loaded, of_run=False),
+    "let_go": Verb(LetGo, Nothing, of_run=False),
     "serve": Verb(Generate, Generated, item=Chunks, of_run=False),
     "evict": Verb(Evict, Nothing, of_run=False),
     "shutdown": Verb(Nothing, Nothing, of_run=False),
 }
+
+
+CANCEL = "cancel"
+"""Ends a call of the same connection, whose id is `args`, as the end of the connection would; it has no answer."""
 
 
 class Call(Struct, frozen=True):

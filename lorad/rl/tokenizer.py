@@ -97,6 +97,11 @@ class Tokenizer:
         return value.get("content") if isinstance(value, dict) else value
 
 
+def has_chat_template(directory: Path) -> bool:
+    """As of its `Tokenizer`, without reading the vocabulary. Raises SpecError."""
+    return _template(directory, _read(directory / "tokenizer_config.json")) is not None
+
+
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; empty when there is no such file."""
     if not path.exists():

@@ -1,7 +1,9 @@
 """Runs and their attempts.
 
 A run's row: the keys of a run in `lorad.client`, and {owner_uid, spec (JSON text), directory, priority, wanted
-(pause | stop | kill | None), resume_step}. `started_at` is when it was first placed; `ended_at` is None until it ended.
+(pause | stop | kill | None), resume_step, sweep (that it is a point of), origin (`run@version` or a directory that it
+came from), serving (1: a pool of its base stays up)}. `started_at` is when it was first placed; `ended_at` is None
+until it ended.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from lorad.states import MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Store
 
-FIELDS = frozenset({"detail", "pool", "priority", "resume_step", "spec", "steps", "waiting", "wanted"})
+FIELDS = frozenset(
+    {"detail", "origin", "pool", "priority", "resume_step", "serving", "spec", "steps", "sweep", "waiting", "wanted"}
+)
 RECENT_SECONDS = 24 * 3600.0
 
 
@@ -74,6 +78,11 @@ def in_states(store: Store, *states: RunState) -> list[Row]:
     return [_shaped(row) for row in store.rows(sql, states)]
 
 
+def that_serve(store: Store) -> list[Row]:
+    """Those for which a pool is kept up, oldest first."""
+    return [_shaped(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
+
+
 def move(
     store: Store,
     name: str,
@@ -117,16 +126,31 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
 
 
 def remove(store: Store, name: str, *, by: str = "daemon") -> None:
-    """Forget a run with all its rows; its events stay. Raises NotFound, and Conflict while it works or is aliased."""
+    """Forget a run with all its rows, and a sweep with its last run; its events stay.
+
+    Raises NotFound, and Conflict while it works, or one of its versions is aliased or pinned.
+    """
     with store.write() as connection:
         state = RunState(get(store, name)["state"])
         if not state.is_over:
             raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
-        if alias := store.row("SELECT alias FROM aliases WHERE run = ?", (name,)):
-            raise Conflict(f"alias {alias['alias']} serves a version of run {name}", hint="Move the alias first.")
-        attempt = get(store, name)["attempt"]
+        _refuse_held(store, name)
+        row = get(store, name)
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
-        events.append(store, name, "removed", {"by": by, "attempt": attempt})
+        is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
+        connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row["sweep"],))
+        events.append(store, name, "removed", {"by": by, "attempt": row["attempt"]})
+
+
+def _refuse_held(store: Store, name: str) -> None:
+    """Raises Conflict while one of its versions is aliased or pinned."""
+    if aliases := [row["alias"] for row in store.rows("SELECT alias FROM aliases WHERE run = ?", (name,))]:
+        told = f"alias {aliases[0]} serves" if len(aliases) == 1 else f"aliases {', '.join(aliases)} serve"
+        hint = f"`lorad swap {aliases[0]} RUN@N` moves it, `lorad aliases {aliases[0]} --remove` ends it."
+        raise Conflict(f"{told} a version of run {name}", hint=hint)
+    sql = "SELECT version FROM versions WHERE run = ? AND pinned = 1 ORDER BY version"
+    if pinned := [f"{name}@{row['version']}" for row in store.rows(sql, (name,))]:
+        raise Conflict(f"pinned: {', '.join(pinned)}", hint=f"`lorad unpin {pinned[0]}` first.")
 
 
 def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:

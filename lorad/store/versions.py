@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from lorad.errors import NotFound
+from lorad.store import events
 from lorad.store.db import Row, Store
 
 SELECT = """
@@ -31,6 +32,23 @@ def get_version(store: Store, run: str, number: int) -> Row:
     if row is None:
         raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
     return _shaped(row)
+
+
+def held_versions(store: Store) -> list[Row]:
+    """All that are pinned or aliased: pinned ones first, the oldest first."""
+    held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
+    sql = f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
+    return [_shaped(row) for row in store.rows(sql)]
+
+
+def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> Row:
+    """Pin a version or take its pin away, and tell; one that is so already stays, without an event. Raises NotFound."""
+    with store.write() as connection:
+        if get_version(store, run, number)["pinned"] != pinned:
+            sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
+            connection.execute(sql, (pinned, run, number))
+            events.append(store, run, "pin" if pinned else "unpin", {"version": number, "by": by})
+        return get_version(store, run, number)
 
 
 def first_number(store: Store, run: str) -> int:

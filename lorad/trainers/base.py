@@ -93,9 +93,13 @@ class GradientWork(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """Whose log-probabilities: a slot's present weights, or the base (adapter off) when `slot` is None."""
+    """Whose log-probabilities: a slot's present weights, or the base (adapter off) when `slot` is None.
+
+    amplify: as with an alpha so many times as large; a power of two, so that it rounds nothing. The slot stays as is.
+    """
 
     slot: str | None = None
+    amplify: float = 1.0
 
 
 class StepResult(Struct, frozen=True):
@@ -244,6 +248,10 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
 def _check_targets(batch: Batch, targets: PolicyTargets) -> None:
     if targets.advantages.size != batch.completion_lengths.size:
         raise ValueError("there must be one advantage for each sample")
+    if not np.issubdtype(targets.advantages.dtype, np.number):
+        raise ValueError("the advantages are no numbers")
     for array in (targets.sampler_logprobs, targets.old_logprobs, targets.reference_logprobs):
         if array is not None and array.size != batch.completions.size:
             raise ValueError("there must be one log-probability for each completion token")
+        if array is not None and not np.issubdtype(array.dtype, np.number):
+            raise ValueError("the log-probabilities are no numbers")

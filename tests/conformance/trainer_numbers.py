@@ -15,6 +15,7 @@ from tests.conformance.trainer_kit import (
     BASE,
     TrainerCase,
     accumulate,
+    flat,
     open_trained,
     spec_for,
     targets_for,
@@ -41,6 +42,18 @@ class Numbers(TrainerCase):
         found = await trainer.logprobs(Policy("a"), random_batch(5))
         np.testing.assert_allclose(found, expected, atol=1e-4)
         assert np.abs(found - await trainer.logprobs(BASE, random_batch(5))).max() > 0.01
+
+    async def test_amplified_is_as_with_a_larger_alpha(self, trainer: Trainer, tmp_path: Path) -> None:
+        await open_trained(trainer, "a", dropout=0.1)
+        plain, exported = await trainer.logprobs(Policy("a"), random_batch(5)), await trainer.export("a")
+        amplified = await trainer.logprobs(Policy("a", amplify=8.0), random_batch(5))
+        write_peft(exported.amplified(8.0), tmp_path, "base")
+        await trainer.open("larger", spec_for(trainer, alpha=64, source=tmp_path))
+        larger = await trainer.logprobs(Policy("larger"), random_batch(5))
+        np.testing.assert_allclose(amplified, larger, atol=self.close_to)
+        assert np.abs(amplified - plain).max() > 0.1
+        assert self.same(trainer, await trainer.logprobs(Policy("a"), random_batch(5)), plain)
+        assert np.array_equal(flat(await trainer.export("a")), flat(exported))
 
     @pytest.mark.parametrize("leaves", [("q_proj", "v_proj"), ("k_proj", "up_proj"), ("o_proj", "gate_proj")])
     async def test_modules_of_a_fused_linear_can_be_targeted_apart(

@@ -20,7 +20,7 @@ from lorad.daemon.views import run_view, spec_at
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.spec_text import overridden, override
 from lorad.specs import Positive, Spec, to_json
-from lorad.states import Move, RunState
+from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row
@@ -44,6 +44,9 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     body, run = call.json(Body), runs.get(ctx.store, call.run)
     if not RunState(run["state"]).is_over:
         raise Conflict(f"run {call.run} is {run['state']}", hint="Only a paused or ended run can be resumed.")
+    if run["reason"] == EndReason.IMPORTED:
+        hint = f"Train it on with `lorad fork {call.run} --fresh data.train=…`, or with lora.adapter_path in a spec."
+        raise Conflict(f"{call.run} was imported and never trained here, so there is nothing to resume", hint=hint)
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
     chosen = choose(run, present, body.step)
     spec = changed(before, body.overrides)

@@ -7,6 +7,7 @@ from typing import Any
 
 import lorad
 from lorad.daemon.context import Context
+from lorad.daemon.gateway import gateway_socket
 from lorad.daemon.request import Call
 
 
@@ -17,7 +18,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "version": lorad.__version__,
         "home": str(ctx.home.root),
         "started_at": ctx.started_at,
-        "gateway": None,
+        "gateway": gateway_socket(ctx),
         "runs": {row["state"]: row["runs"] for row in counts},
         "database": {"schema": ctx.store.schema, "bytes": ctx.home.database.stat().st_size},
     }

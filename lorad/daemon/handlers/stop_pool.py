@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lorad.daemon.context import Context
-from lorad.daemon.place import tenant_of
 from lorad.daemon.pools import look_at_process, stop_pool
 from lorad.daemon.request import Call
+from lorad.daemon.tenants import tenants_of, told
 from lorad.daemon.views import pool_view
 from lorad.errors import Conflict, NotFound
 
@@ -20,8 +20,14 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         look_at_process(ctx, pool)
     if pool is None or not pool.process.is_up:
         raise NotFound(f"no pool {name} is up", hint="`lorad pools` shows what there is.")
-    if tenant := tenant_of(ctx, pool):
-        raise Conflict(f"pool {name} is busy with run {tenant}", hint=f"`lorad pause {tenant}` first.")
+    if tenants := tenants_of(ctx, pool):
+        commands = "; ".join(f"lorad pause {run['name']}" for run in tenants)
+        raise Conflict(f"pool {name} is busy with {told(tenants)}", hint=f"`{commands}` first.")
+    if pool.serves:
+        names = ", ".join(sorted(pool.serves))
+        raise Conflict(
+            f"pool {name} is kept up to serve {names}", hint=f"`lorad serve --stop {min(pool.serves)}` first."
+        )
     if pool.guests:
         raise Conflict(f"pool {name} answers a request", hint="Try again in a moment.")
     stop_pool(ctx, pool)

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.engines.builtin.versions import HeldLora
+from lorad.models.turns import POOL, Caller
 from lorad.protocol.batch import Chunk, Finish, Prompt, Sampling
 
 STREAM_SECONDS = 0.05  # how often growing samples of a call that streams are reported; its ended ones are at once
@@ -106,7 +107,10 @@ class Group:
 
 
 class Call:
-    """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then None."""
+    """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then None.
+
+    caller: whose it is, told of the time in which none of its samples has a turn.
+    """
 
     def __init__(
         self,
@@ -115,8 +119,9 @@ class Call:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         decoder: Decoder | None,
+        caller: Caller = POOL,
     ) -> None:
-        self.request, self.held = request, held
+        self.request, self.held, self.caller = request, held, caller
         self.aborted = False
         self.queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue()
         stop_ids = frozenset(sampling.stop_token_ids)
@@ -139,6 +144,10 @@ class Call:
         self.stream, self.counted = sampling.stream, 0
         self.reported = 0.0 if self.stream else time.monotonic()
         self.longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+
+    @property
+    def goes_first(self) -> bool:
+        return self.caller.party.goes_first
 
     @property
     def most_tokens(self) -> int:

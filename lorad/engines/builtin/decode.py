@@ -20,14 +20,20 @@ from lorad.engines.builtin.prefix import PrefixCache
 from lorad.engines.builtin.rows import Rows, Shape, seeds_of
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
 from lorad.engines.builtin.steps import Stepper, stepper
+from lorad.engines.builtin.waiting import Waiting
 from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.merge import Merger
+from lorad.models.turns import FIRST_SHARE
 from lorad.protocol.batch import Chunk
 
 PREFILL_TOKENS = 8192  # per forward, padding included
 PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
 ROOM = 64  # tokens that a row can grow by before rows are asked to make room
 SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
+SEEN = 1000  # steps
+
+Report = tuple[Call, list[Chunk], bool]
+"""(call, new chunks, whether it ended)"""
 
 
 class DecodeBatch:
@@ -35,17 +41,27 @@ class DecodeBatch:
 
     max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample; when
     samples outgrow it, the youngest give up their rows and are computed again later. prefixes: where beginnings of
-    prompts are kept, if they are.
+    prompts are kept, if they are. seen: gets the number of versions in each step that has any, the base not counted.
+
+    Groups of parties that go first are admitted before others, at once, while they have less than `FIRST_SHARE` of the
+    rows.
     """
 
-    def __init__(self, models: Merger, max_rows: int, cache_bytes: int, prefixes: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        models: Merger,
+        max_rows: int,
+        cache_bytes: int,
+        prefixes: PrefixCache | None = None,
+        seen: deque[int] | None = None,
+    ) -> None:
         base = models.base
         self.models, self.max_rows, self.prefixes = models, max_rows, prefixes
         self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
         work = PREFILL_WORK // (2 * base.config.num_parameters) if base.device.type == "cpu" else PREFILL_TOKENS
         self.prefill_tokens = min(PREFILL_TOKENS, work)
         self.calls: list[Call] = []
-        self.pending: deque[Group] = deque()
+        self.pending = Waiting()
         self.samples: list[Sample] = []  # one per row, oldest first but for those that fill holes
         self.groups: list[Group] = []  # one per row
         self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache
@@ -53,6 +69,8 @@ class DecodeBatch:
         self.stepper: Stepper = stepper(models)
         self.steps = Steps(False, False, False)
         self.bound = True  # whether stepper and steps know of the present rows
+        self.versions = 0  # in a step, when bound
+        self.seen: deque[int] = deque(maxlen=SEEN) if seen is None else seen
         self.admitted = self.preempted = 0
         self.failed = False
 
@@ -60,12 +78,12 @@ class DecodeBatch:
         """Queue a call, which is prefilled in a later quantum; False, and not queued, when a quantum has failed."""
         if not self.failed:
             self.calls.append(call)
-            self.pending.extend(call.groups)
+            self.pending.add(call)
         return not self.failed
 
     @torch.no_grad()
-    def run(self, seconds: float) -> list[tuple[Call, list[Chunk], bool]]:
-        """Work for about so long (one step at least); returns (call, new chunks, whether it ended)."""
+    def run(self, seconds: float) -> list[Report]:
+        """Work for about so long (one step at least)."""
         try:
             self._work(time.monotonic() + seconds)
         except BaseException:
@@ -88,7 +106,7 @@ class DecodeBatch:
             if not self.stepper.keeps_cache:
                 self.cache = KVCache(self.models.base, 0, 0)
 
-    def _report(self) -> list[tuple[Call, list[Chunk], bool]]:
+    def _report(self) -> list[Report]:
         now = time.monotonic()
         told = [(call, chunks) for call in self.calls if (chunks := call.report(now)) is not None]
         reports = [(call, chunks, call.ended) for call, chunks in told]
@@ -104,8 +122,17 @@ class DecodeBatch:
         for call in aborted:
             for one in call.open:
                 one.finish = one.finish or "abort"
-        self.pending = deque(group for group in self.pending if not group.call.aborted)
+        self.pending.drop_aborted()
         self._retain([one.finish is None for one in self.samples])
+
+    def _line(self, more: int = 0) -> deque[Group]:
+        """Whose head is next. more: rows that those who go first are about to have."""
+        first, others = self.pending.first, self.pending.others
+        if not first or not others:
+            return first or others
+        held = more + sum(group.call.goes_first for group in self.groups)
+        most = self._fitting(int(self.lengths.max(initial=0)) + ROOM)
+        return first if held < max(1.0, FIRST_SHARE * most) else others
 
     def _fitting(self, span: int) -> int:
         """How many rows of so many tokens may be there, at least one."""
@@ -116,22 +143,15 @@ class DecodeBatch:
 
     def _has_room(self) -> bool:
         """Whether the next group fits, and enough rows are free (or few enough samples wait) to make it worth it."""
-        if not self.pending or not self.samples:
-            return bool(self.pending)
-        group = self.pending[0]
+        line = self._line()
+        if not line or not self.samples:
+            return bool(line)
+        group = line[0]
         most = self._fitting(max(int(self.lengths.max()), len(group.tokens)) + ROOM)
         free = most - len(self.samples)
         needed = len(group.samples) if len(group.samples) * 2 <= most else 1
-        return needed <= free and (free * SHARE >= most or self._waiting(free) <= free)
-
-    def _waiting(self, enough: int) -> int:
-        """How many samples wait, counted no further than needed."""
-        count = 0
-        for group in self.pending:
-            count += len(group.samples)
-            if count > enough:
-                break
-        return count
+        at_once = line is self.pending.first and len(self.calls) > 1
+        return needed <= free and (at_once or free * SHARE >= most or self.pending.samples(free) <= free)
 
     def _admit(self) -> None:
         """Prefill the next groups that fit, all of one version, and sample their next tokens."""
@@ -166,21 +186,24 @@ class DecodeBatch:
     def _next_groups(self) -> list[Group]:
         """Groups of one version whose rows fit, and whose prompts fit into one forward. The last may be split."""
         groups: list[Group] = []
-        held, rows, longest = self.pending[0].call.held, len(self.samples), 0
+        line = self._line()
+        held, rows, longest = line[0].call.held, len(self.samples), 0
         span = int(self.lengths.max(initial=0))
-        while self.pending and self.pending[0].call.held is held:
-            group = self.pending[0]
+        while line and line[0].call.held is held:
+            group = line[0]
             longest = max(longest, len(group.tokens))
             most = self._fitting(max(span, longest) + ROOM)
             if groups and (len(groups) + 1) * longest > self.prefill_tokens:
+                break
+            if groups and line is self.pending.first and self._line(rows - len(self.samples)) is not line:
                 break
             if rows + len(group.samples) > most:
                 if most <= rows or len(group.samples) * 2 <= most:
                     break
                 group, rest = group.split(most - rows)
-                self.pending[0] = rest
+                line[0] = rest
             else:
-                self.pending.popleft()
+                line.popleft()
             groups.append(group)
             rows += len(group.samples)
         return groups
@@ -190,7 +213,7 @@ class DecodeBatch:
         length = max(length, int(self.lengths.max(initial=0)) + 1)
         slots = self.stepper.padded(rows)
         if slots > self.cache.slots:
-            follow = rows + self._waiting(self.max_rows)
+            follow = rows + self.pending.samples(self.max_rows)
             slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + ROOM))))
         if length > self.cache.length:
             wanted = min(self._longest(), max(length + ROOM, 4 * length))
@@ -216,12 +239,14 @@ class DecodeBatch:
         self._reserve(len(self.samples), span)
 
     def _preempt(self, keep: int) -> None:
-        """Send all but the oldest rows back to the head of the queue."""
-        age = np.argsort([one.number for one in self.samples], kind="stable")
+        """Send all but the oldest rows back to the heads of the lines. Those that go first stay, if they are few."""
+        first = np.array([group.call.goes_first for group in self.groups])
+        first &= first.sum() <= FIRST_SHARE * keep
+        age = np.lexsort((np.array([one.number for one in self.samples]), ~first))
         leaving = set(age[keep:].tolist())
         self.preempted += len(leaving)
         for row in reversed(age[keep:].tolist()):
-            self.pending.appendleft(self.groups[row].resumed(self.samples[row]))
+            self.pending.put_back(self.groups[row].resumed(self.samples[row]))
         self._retain([row not in leaving for row in range(len(self.samples))])
 
     def _step(self) -> None:
@@ -229,7 +254,10 @@ class DecodeBatch:
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
             self.steps = Steps.of({id(one.sampling): one.sampling for one in self.samples}.values())
+            self.versions = len({group.call.held for group in self.groups if group.call.held.lora is not None})
             self.bound = True
+        if self.versions:
+            self.seen.append(self.versions)
         shape = Shape(len(self.samples), int(self.lengths.max()) + 1, self.steps)
         tokens, logprobs = self.stepper.run(self.rows, self.cache, shape)
         self.lengths = self.lengths + 1

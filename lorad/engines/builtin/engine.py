@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from lorad.adapters.adapter import Adapter
 from lorad.engines.base import BASE, AdapterSource, Engine, EngineCapabilities, EngineHealth, LoadedVersion
 from lorad.engines.builtin.budget import Budget
 from lorad.engines.builtin.calls import Call, Decoder
-from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.decode import SEEN, DecodeBatch, Report
 from lorad.engines.builtin.prefix import PrefixCache
 from lorad.engines.builtin.scoring import completion_logprobs, micro_batches
+from lorad.engines.builtin.sharing import SharedDecode
 from lorad.engines.builtin.versions import HeldLora
 from lorad.engines.receive import receive
 from lorad.engines.request import check_request
@@ -29,6 +32,7 @@ from lorad.models.directory import linear_shapes
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
+from lorad.models.turns import FIRST_SHARE, WORK, caller
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
@@ -40,7 +44,8 @@ MAX_RANK = 512
 class BuiltinEngine(Engine):
     """Serves a base that it shares with the trainer of its pool, and frozen copies of adapter versions.
 
-    directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`.
+    directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`; without
+    `mix_calls` who goes first has `FIRST_SHARE` of the bytes beside them, so as not to wait for the calls of runs.
     mix_calls: decode the samples of all calls in one batch, whatever their versions, and keep beginnings of prompts:
     more tokens per second, but rounding then depends on what else is running. Off (the default on a CPU), equal calls
     give equal bits.
@@ -65,11 +70,12 @@ class BuiltinEngine(Engine):
         prefix_bytes = cache_bytes // PREFIX_SHARE if self._mix_calls else 0
         self._cache_bytes = cache_bytes - prefix_bytes
         self._prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
-        self._budget = Budget(self._cache_bytes)
+        self._budget, self._first = Budget(self._cache_bytes), Budget(int(FIRST_SHARE * self._cache_bytes))
         self._shared: DecodeBatch | None = None
         self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
         self._calls: list[Call] = []
         self._rate: deque[tuple[float, int]] = deque()
+        self._seen: deque[int] = deque(maxlen=SEEN)
         self._decoder: Decoder | None = None
         self._closed = False
 
@@ -117,10 +123,12 @@ class BuiltinEngine(Engine):
         check_request(prompts, sampling, config.vocab_size, config.max_position_embeddings)
         decoder = await self._decoder_for(sampling)
         with self._versions.use(version) as held:
-            call = Call(request, held, prompts, sampling, decoder)
+            call = Call(request, held, prompts, sampling, decoder, caller())
             self._calls.append(call)
+            asked = time.perf_counter()
             try:
-                async with self._budget.hold(0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)):
+                async with self._own(call).hold(self._needed(call)):
+                    call.caller.wait(time.perf_counter() - asked)
                     await self._start(call)
                     while (chunks := await call.queue.get()) is not None:
                         if isinstance(chunks, Exception):
@@ -130,6 +138,14 @@ class BuiltinEngine(Engine):
             finally:
                 call.aborted = True
                 self._calls.remove(call)
+
+    def _own(self, call: Call) -> Budget:
+        """What it takes its memory from, when its batch is its own."""
+        return self._first if call.goes_first and not self._mix_calls else self._budget
+
+    def _needed(self, call: Call) -> int:
+        """Bytes of that; a shared batch sees to itself."""
+        return 0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)
 
     async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
         """The model's tokenizer, read when stop strings first need it."""
@@ -146,7 +162,8 @@ class BuiltinEngine(Engine):
             raise Conflict("the engine is closed")
         batch = self._shared
         if not self._mix_calls or batch is None or not await self._compute.run(batch.join, call):
-            batch = self._shared = DecodeBatch(self._models, self._max_rows, self._cache_bytes, self._prefixes)
+            batch = DecodeBatch(self._models, self._max_rows, self._own(call).most, self._prefixes, self._seen)
+            self._shared = batch
             batch.join(call)  # the compute thread has not seen it yet
         task = self._tasks.get(batch)
         if task is None or task.done():
@@ -154,19 +171,33 @@ class BuiltinEngine(Engine):
 
     async def _drive(self, batch: DecodeBatch) -> None:
         """Quantum after quantum until the batch is empty. A failed quantum ends the calls in it, nothing else."""
+        loop, shared = asyncio.get_running_loop(), SharedDecode(batch)
+        if self._mix_calls:
+            WORK.set(shared)
+
+        def quantum() -> bool | None:
+            started = time.perf_counter()
+            if reports := batch.run(QUANTUM):
+                loop.call_soon_threadsafe(self._tell, reports)
+            shared.ran(time.perf_counter() - started)
+            return None if batch.calls else True
+
         try:
             while batch.calls:
-                for call, chunks, ended in await self._compute.until(lambda: batch.run(QUANTUM) or None):
-                    self._count(call.more())
-                    call.queue.put_nowait(chunks)
-                    if ended:
-                        call.queue.put_nowait(None)
+                await self._compute.until(quantum)
         except Exception as error:
             self._shared = None if self._shared is batch else self._shared
             for call in batch.calls:
                 call.queue.put_nowait(error)
         finally:
             self._tasks.pop(batch, None)
+
+    def _tell(self, reports: list[Report]) -> None:
+        for call, chunks, ended in reports:
+            self._count(call.more())
+            call.queue.put_nowait(chunks)
+            if ended:
+                call.queue.put_nowait(None)
 
     def _count(self, tokens: int) -> None:
         self._rate.append((time.monotonic(), tokens))
@@ -176,15 +207,8 @@ class BuiltinEngine(Engine):
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         batch.check()
         with self._versions.use(version) as held:
-            left, parts = micro_batches(batch), []
-
-            def quantum() -> list[np.ndarray] | None:
-                for rows in left:
-                    parts.append(completion_logprobs(self._models, rows, held.lora))
-                    return None
-                return parts
-
-            return np.concatenate(list(await self._compute.until(quantum)))
+            quanta = (partial(completion_logprobs, self._models, rows, held.lora) for rows in micro_batches(batch))
+            return np.concatenate(await self._compute.each(quanta))
 
     async def abort(self, request: str) -> None:
         for call in self._calls:
@@ -213,6 +237,7 @@ class BuiltinEngine(Engine):
             tokens_per_second=tokens / RATE_SECONDS,
             slots_used=len(self._versions.table),
             slots=self._versions.most,
+            adapters_per_step=statistics.median(self._seen.copy()) if self._seen else None,
         )
 
     async def close(self) -> None:

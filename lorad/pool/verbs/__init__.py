@@ -30,5 +30,7 @@ PLAIN: dict[str, Plain] = {
     "status": about.status,
     "shutdown": about.shutdown,
     "load_version": versions.load_version,
+    "attest_again": versions.attest_again,
+    "let_go": versions.let_go,
 }
 STREAMS: dict[str, Stream] = {"generate": generate.generate, "serve": generate.serve}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import psutil
 
+from lorad.pool.capacity import capacity
 from lorad.pool.state import Pool
-from lorad.protocol.calls import Call, EngineStatus, Nothing, PoolInfo, PoolStatus, Tenant
+from lorad.protocol.calls import Call, Nothing
+from lorad.protocol.status import EngineStatus, PoolInfo, PoolStatus, Tenant
 
 
 async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
@@ -17,7 +19,14 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
     return PoolStatus(
         info=pool.info,
         tenants=[
-            Tenant(tenant.run, tenant.attempt, pool.fence(tenant.run).busy, tenant.slot.parameters)
+            Tenant(
+                tenant.run,
+                tenant.attempt,
+                pool.fence(tenant.run).busy,
+                tenant.slot.parameters,
+                tenant.slot.bytes,
+                pool.parties.of(tenant.run).waited,
+            )
             for tenant in pool.tenants.values()
         ],
         loaded=pool.loaded.names(),
@@ -35,8 +44,11 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
             prefix_hits=health.prefix_hits,
             cache_used=health.cache_used,
             detail=health.detail,
+            adapters_per_step=health.adapters_per_step,
         ),
         trainer=await pool.work.status(here=not pool.phases.is_base_away),
+        kept=pool.loaded.kept(),
+        capacity=await capacity(pool),
     )
 
 

@@ -12,6 +12,7 @@ from typing import cast
 
 from lorad.engines.base import BASE
 from lorad.errors import AttestationFailed
+from lorad.models.turns import caller
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Chunk, Chunks
 from lorad.protocol.calls import Call, Generate, Generated
@@ -62,4 +63,4 @@ async def _stream(pool: Pool, run: str, request: str, name: str, args: Generate,
     check()
     if kept:
         yield Chunks.of(args.version, kept, positions)
-    yield Generated(samples, tokens, time.perf_counter() - started)
+    yield Generated(samples, tokens, time.perf_counter() - started, caller().waited)

@@ -5,31 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
-from lorad.errors import AttestationFailed, Conflict, EngineGone
-from lorad.pool.attest import UNLOADED
-from lorad.pool.loaded import Entry
+from lorad.errors import AdapterRefused, Conflict
+from lorad.pool.amplify import Prediction
+from lorad.pool.canaries import Canaries
+from lorad.pool.live import Live, bring
+from lorad.pool.outcome import Claim
+from lorad.pool.predict import Files
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
-from lorad.protocol.calls import Attestation, Call, Publish, Published
-
-TRIES = 3
-
-
-class Live(NamedTuple):
-    """change: see `Attester.attest`."""
-
-    entry: Entry
-    attestation: Attestation
-    change: np.ndarray
-    load_seconds: float
-    attest_seconds: float
+from lorad.protocol.calls import Call, Publish, Published
 
 
 async def publish(pool: Pool, call: Call, args: Publish) -> Published:
@@ -39,35 +27,20 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     await pool.files.room(tenant.run)
     pool.files.check(tenant.run)
     version = f"{tenant.run}@{args.number}"
+    is_amplified = await _amplifies(pool, tenant)
     async with pool.phases.with_base(tenant.run):
         started = time.perf_counter()
-        adapter, digest = await _export(pool, tenant)
+        adapter, digest = await _export(pool, tenant, args)
         exported = time.perf_counter()
-        trainer = await pool.attester.of_slot(tenant.run, tenant.canaries)
+        claim = await _claim(pool, tenant, is_amplified=is_amplified)
     scored = time.perf_counter()
-    live = await _live(pool, tenant, version, AdapterSource(digest, adapter=adapter), trainer)
-    _go_live(pool, tenant, args, live.entry, live.change)
+    source = AdapterSource(digest, adapter=adapter)
+    live = await bring(pool, version, source, claim, lambda more: _predict(pool, tenant, more=more), run=tenant.run)
+    _go_live(pool, tenant, args, live, claim, adapter)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest))
     seconds = exported - started + live.load_seconds
     attest_seconds = scored - exported + live.attest_seconds
-    return Published(version, digest, adapter.bytes, seconds, attest_seconds, live.attestation)
-
-
-async def _live(pool: Pool, tenant: Tenant, version: str, source: AdapterSource, trainer: np.ndarray) -> Live:
-    """Loaded and attested against what the trainer said; from the beginning when the engine died and has come back."""
-    tries = 0
-    while True:
-        try:
-            async with pool.phases.serving(tenant.run), pool.engine.settled():
-                begun = time.perf_counter()
-                entry = await pool.loaded.publish(version, source)
-                loaded = time.perf_counter()
-                attestation, change = await _attested(pool, tenant, entry, trainer)
-                return Live(entry, attestation, change, loaded - begun, time.perf_counter() - loaded)
-        except EngineGone:
-            tries += 1
-            if tries == TRIES:
-                raise
+    return Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
 
 
 def _check_number(tenant: Tenant, args: Publish) -> None:
@@ -77,35 +50,60 @@ def _check_number(tenant: Tenant, args: Publish) -> None:
         )
 
 
-async def _export(pool: Pool, tenant: Tenant) -> tuple[Adapter, str]:
+async def _export(pool: Pool, tenant: Tenant, args: Publish) -> tuple[Adapter, str]:
     adapter = await pool.trainer.export(tenant.run)
 
     def checked() -> str:
         validate(adapter, pool.trainer.modules())
         return adapter.digest()
 
-    return adapter, await asyncio.to_thread(checked)
-
-
-async def _attested(pool: Pool, tenant: Tenant, entry: Entry, trainer: np.ndarray) -> tuple[Attestation, np.ndarray]:
     try:
-        attestation, change = await pool.attester.attest(
-            entry.engine_name, entry.digest, trainer, tenant.canaries, tenant.change
-        )
-        if attestation.verdict == "failed":
-            raise AttestationFailed(
-                f"{entry.version} failed its attestation: {attestation.detail}",
-                hint=UNLOADED,
-            )
-        return attestation, change
-    except BaseException:
-        await pool.loaded.refuse(entry)
-        raise
+        return adapter, await asyncio.to_thread(checked)
+    except AdapterRefused as error:
+        raise AdapterRefused(
+            f"{tenant.run}@{args.number} at step {args.step}: {error.message}", hint=error.hint
+        ) from None
 
 
-def _go_live(pool: Pool, tenant: Tenant, args: Publish, entry: Entry, change: np.ndarray) -> None:
-    pool.loaded.adopt(entry)
-    for gone in tenant.advance(args.number, entry, change):
+async def _amplifies(pool: Pool, tenant: Tenant) -> bool:
+    """Whether this version is amplified; then the one before it is on disk."""
+    attester = pool.attester
+    will_return = pool.info.mode == "timesliced" and not attester.returned_the_same
+    is_due = will_return or tenant.proof.is_due(tenant.spec.amplified_every, attester.returns)
+    if attester.is_direct_enough or not is_due:
+        return False
+    await pool.files.flush(tenant.run)
+    return True
+
+
+async def _claim(pool: Pool, tenant: Tenant, *, is_amplified: bool) -> Claim:
+    few = pool.attester.few(tenant.canaries)
+    return Claim(
+        few,
+        await pool.attester.predictor.plain(tenant.run, few),
+        tenant.change,
+        tenant.current,
+        await _amplified(pool, tenant, tenant.canaries) if is_amplified else None,
+        proven=tenant.proof.returns,
+    )
+
+
+async def _predict(pool: Pool, tenant: Tenant, *, more: bool) -> Prediction | None:
+    await pool.files.flush(tenant.run)
+    canaries = await pool.attester.twice(tenant.canaries, tenant.run) if more else tenant.canaries
+    async with pool.phases.with_base(tenant.run):
+        return await _amplified(pool, tenant, canaries)
+
+
+async def _amplified(pool: Pool, tenant: Tenant, canaries: Canaries) -> Prediction | None:
+    return await pool.attester.predictor.amplified(tenant.run, canaries, tenant.files, tenant.proof.times)
+
+
+def _go_live(pool: Pool, tenant: Tenant, args: Publish, live: Live, claim: Claim, adapter: Adapter) -> None:
+    tenant.proof.count(live.outcome, pool.attester.returns)
+    pool.loaded.adopt(live.entry)
+    files = Files(Path(args.directory), adapter.config, tenant.spec.lora_type)
+    for gone in tenant.advance(args.number, live.entry, claim.change, files):
         pool.loaded.release(gone)
 
 

@@ -17,6 +17,7 @@ from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
 async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     """Afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot already."""
     await _clear(pool, call)
+    pool.parties.joins(call.run, args.priority)
     if args.resume_from is not None:
         await asyncio.to_thread(verify, Path(args.resume_from))
     canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)
@@ -31,7 +32,11 @@ async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
     await pool.evict(pool.tenant(call))
     async with pool.phases.with_base(call.run):
         checksum = await pool.trainer.base_checksum()
-    await pool.files.flush(call.run)
+    pool.parties.leaves(call.run)
+    try:
+        await pool.files.flush(call.run)
+    finally:
+        await pool.files.forget(call.run)
     return Closed(checksum)
 
 
@@ -41,6 +46,8 @@ async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
     tenant = pool.tenants.get(args.run)
     if tenant is not None and tenant.attempt == args.attempt:
         await pool.evict(tenant)
+        pool.parties.leaves(args.run)
+        await pool.files.forget(args.run)
     return Nothing()
 
 

@@ -5,26 +5,30 @@ from __future__ import annotations
 from lorad.pool.state import Pool
 from lorad.protocol.batch import Batch, LossStats
 from lorad.protocol.calls import Call, ForwardBackward, Logprobs, LogprobsResult, Nothing, OptimStep, Stepped
-from lorad.trainers.base import Policy
+from lorad.trainers.base import GradientWork, Policy
 
 
 async def forward_backward(pool: Pool, call: Call, args: ForwardBackward) -> LossStats:
     slot = pool.tenant(call).run
     check(args.batch, pool.vocab_size)
-    async with pool.phases.training(call.run):
-        with pool.work.measured(slot, args.batch):
-            stats = await pool.trainer.forward_backward(slot, args.batch, args.targets, args.loss, args.normaliser)
+    work = GradientWork(slot, args.batch, args.targets, args.loss, args.normaliser)
+    with pool.parties.on_slot(slot):
+        async with pool.phases.training(call.run):
+            with pool.work.measured(slot, args.batch):
+                stats = await pool.joint.forward_backward(work)
     pool.meter.trained(int(args.batch.completions.size))
     return stats
 
 
 async def optim_step(pool: Pool, call: Call, args: OptimStep) -> Stepped:
     tenant = pool.tenant(call)
-    async with pool.phases.training(call.run):
-        result = await pool.trainer.optim_step(tenant.run, args.lr, args.max_grad_norm)
+    with pool.parties.on_slot(tenant.run):
+        async with pool.phases.training(call.run):
+            result = await pool.trainer.optim_step(tenant.run, args.lr, args.max_grad_norm)
     done, mfu = pool.work.take(tenant.run, recomputes=tenant.spec.activation_checkpointing)
     memory, peak = await pool.work.take_memory()
-    return Stepped(result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak)
+    waited = pool.parties.take(tenant.run)
+    return Stepped(result.grad_norm, result.applied, done.tokens, done.seconds, mfu, memory, peak, waited)
 
 
 async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
@@ -36,8 +40,9 @@ async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
     slot = pool.tenant(call).run
     check(args.batch, pool.vocab_size)
     policy = Policy(slot if args.of == "slot" else None)
-    async with pool.phases.training(call.run):
-        return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
+    with pool.parties.on_slot(slot):
+        async with pool.phases.training(call.run):
+            return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 
 
 def check(batch: Batch, vocab_size: int) -> None:

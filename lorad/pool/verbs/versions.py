@@ -1,4 +1,4 @@
-"""`load_version` and `unload`: versions for others than their run, and versions that their run is done with."""
+"""`load_version`, `let_go` and `unload`: versions for others than their run, and those that their run is done with."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
-from lorad.errors import AttestationFailed, IntegrityError
-from lorad.pool.canaries import Canaries
+from lorad.errors import IntegrityError
+from lorad.pool.amplify import Prediction
+from lorad.pool.live import Predict, again, bring
 from lorad.pool.loaded import Entry
+from lorad.pool.outcome import Claim
+from lorad.pool.predict import Files
 from lorad.pool.state import Pool
-from lorad.protocol.calls import Call, LoadVersion, Nothing, Unload
+from lorad.protocol.calls import Call, LetGo, Loaded, LoadVersion, Nothing, Unload
+
+CHANGED = "Its files were changed, and nothing was loaded; use another version."
 
 
-async def load_version(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
-    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed (delivery, servers)."""
-    canaries = None if pool.info.mode == "fused" else await pool.attester.any_canaries()
-    async with pool.phases.serving(), pool.engine.settled():
-        known = pool.loaded.find(args.version)
-        entry = await pool.loaded.serve(args.version, args.sha256, lambda: _read(pool, args))
-        try:
-            await _check(pool, entry, canaries)
-        except BaseException:
-            if entry is not known:
-                pool.loaded.withdraw(entry)
-            raise
+async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
+    """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no room)."""
+    entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
+    return Loaded(entry.verdict)
+
+
+async def let_go(pool: Pool, _: Call, args: LetGo) -> Nothing:
+    pool.loaded.let_go(args.version)
     return Nothing()
 
 
@@ -40,15 +41,41 @@ async def unload(pool: Pool, call: Call, args: Unload) -> Nothing:
     return Nothing()
 
 
-async def _check(pool: Pool, entry: Entry, canaries: Canaries | None) -> None:
-    """canaries: None for an engine that lives and dies with the pool, and so never returns."""
-    if (wrong := await pool.attester.delivery(entry.engine_name, entry.digest)) is not None:
-        raise AttestationFailed(f"{entry.version}: {wrong.detail}", hint="It was unloaded; load it again.")
-    if canaries is not None:
-        await pool.attester.remember(entry.engine_name, canaries)
+async def attest_again(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
+    """Raises NotFound (not loaded), IntegrityError (loaded, or on disk, are other bytes)."""
+    with pool.loaded.use(args.version) as entry:
+        if entry.digest != args.sha256:
+            raise IntegrityError(f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=CHANGED)
+        adapter = await _read(pool, args)
+        claim, predict = await _claim(pool, args, adapter)
+        return Loaded(await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict))
 
 
-async def _read(pool: Pool, args: LoadVersion) -> AdapterSource:
+async def _bring(pool: Pool, args: LoadVersion) -> Entry:
+    adapter = await _read(pool, args)
+    claim, predict = await _claim(pool, args, adapter)
+    return (await bring(pool, args.version, AdapterSource(args.sha256, adapter=adapter), claim, predict)).entry
+
+
+async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
+    """What the trainer makes of the same files."""
+    files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
+    every = await pool.attester.any_canaries()
+    few = pool.attester.few(every)
+
+    async def predict(more: bool) -> Prediction | None:
+        canaries = await pool.attester.twice(every) if more else every
+        async with pool.phases.with_base(""), predictor.opened(files) as slot:
+            return await predictor.amplified(slot, canaries, None)
+
+    async with pool.phases.with_base(""), predictor.opened(files) as slot:
+        trainer = await predictor.plain(slot, few)
+        is_amplified = not pool.attester.is_direct_enough
+        prediction = await predictor.amplified(slot, every, None) if is_amplified else None
+    return Claim(few, trainer, prediction=prediction), predict
+
+
+async def _read(pool: Pool, args: LoadVersion) -> Adapter:
     def read() -> tuple[Adapter, str]:
         adapter = read_peft(Path(args.directory))
         validate(adapter, pool.trainer.modules())
@@ -58,6 +85,6 @@ async def _read(pool: Pool, args: LoadVersion) -> AdapterSource:
     if digest != args.sha256:
         raise IntegrityError(
             f"{args.directory}: its tensors have sha256 {digest}, {args.version} is {args.sha256}",
-            hint="Its files were changed, and nothing was loaded; use another version.",
+            hint=CHANGED,
         )
-    return AdapterSource(args.sha256, adapter=adapter)
+    return adapter

@@ -22,11 +22,11 @@ from lorad.trainers.builtin.slot import Half, Site, Slot
 class SlotLora:
     """See `LoraApply`. ranges: which rows belong to which slot, in order; all of them when there is one slot.
 
-    train: dropout acts, each module of a fused linear with a mask of its own.
+    train: dropout acts, each module of a fused linear with a mask of its own. amplify: see `Policy`.
     """
 
-    def __init__(self, slots: Sequence[Slot], ranges: Sequence[slice], train: bool) -> None:
-        self.slots, self.ranges, self.train = slots, ranges, train
+    def __init__(self, slots: Sequence[Slot], ranges: Sequence[slice], train: bool, amplify: float = 1.0) -> None:
+        self.slots, self.ranges, self.train, self.amplify = slots, ranges, train, amplify
         self.anchor = slots[0].anchor
         self.generators = [slot.dropout for slot in slots if train and slot.spec.adapter.dropout]
 
@@ -37,7 +37,7 @@ class SlotLora:
 
     def at(self, ranges: Sequence[slice]) -> SlotLora:
         """The same slots on other rows."""
-        return SlotLora(self.slots, ranges, self.train)
+        return SlotLora(self.slots, ranges, self.train, self.amplify)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
         parts = []
@@ -46,7 +46,7 @@ class SlotLora:
             if site is not None and rows.stop > rows.start:
                 config = slot.spec.adapter
                 dropout = config.dropout if self.train else 0.0
-                parts.append(_Part(site, rows, config.scale, dropout, slot.dropout))
+                parts.append(_Part(site, rows, self.amplify * config.scale, dropout, slot.dropout))
         if not parts:
             return y
         return apply(_AddLora, x, y, self.anchor, parts)  # type: ignore[no-any-return]

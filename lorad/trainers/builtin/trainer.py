@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,13 +94,10 @@ class BuiltinTrainer(Trainer):
             plan(item.batch, budget, share=not slot.spec.adapter.dropout)
             for item, budget, slot in zip(work, budgets, slots, strict=True)
         ]
+        quanta = (partial(self._gradients, slots, work, joined) for joined in mixed(plans, max(budgets, default=0)))
         stats = [LossStats() for _ in work]
-        for joined in mixed(plans, max(budgets, default=0)):
-            chosen = list(joined)
-            found = await self._compute.run(
-                self._gradients, [slots[i] for i in chosen], [work[i] for i in chosen], list(joined.values())
-            )
-            for index, more in zip(chosen, found, strict=True):
+        for found in await self._compute.each(quanta):
+            for index, more in found.items():
                 stats[index] += more
         return stats
 
@@ -114,8 +112,10 @@ class BuiltinTrainer(Trainer):
         held = None if policy.slot is None else self._slot(policy.slot)
         check_batch(batch, self.capabilities(), temperature)
         result = np.empty(batch.completions.size, np.float32)
-        for piece in plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True):
-            result[piece.tokens] = await self._compute.run(self._score, held, piece, temperature)
+        pieces = list(plan(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH, share=True))
+        quanta = (partial(self._score, held, piece, temperature, policy.amplify) for piece in pieces)
+        for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
+            result[piece.tokens] = scores
         return result
 
     async def export(self, slot: str) -> Adapter:
@@ -142,13 +142,18 @@ class BuiltinTrainer(Trainer):
             raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
         return self._slots[name]
 
-    def _gradients(self, slots: list[Slot], work: list[GradientWork], pieces: list[Piece]) -> list[LossStats]:
-        rows = pack(self._base, pieces)
-        lora = SlotLora(slots, rows.rows, train=True)
-        checkpointing = any(slot.spec.activation_checkpointing for slot in slots)
-        return passes.forward_backward(self._base, rows, lora, work, checkpointing)
+    def _gradients(
+        self, slots: Sequence[Slot], work: Sequence[GradientWork], joined: dict[int, Piece]
+    ) -> dict[int, LossStats]:
+        """Of one micro-batch. joined: which of the slots have a piece in it."""
+        mine = [slots[index] for index in joined]
+        rows = pack(self._base, list(joined.values()))
+        lora = SlotLora(mine, rows.rows, train=True)
+        checkpointing = any(slot.spec.activation_checkpointing for slot in mine)
+        stats = passes.forward_backward(self._base, rows, lora, [work[index] for index in joined], checkpointing)
+        return dict(zip(joined, stats, strict=True))
 
-    def _score(self, slot: Slot | None, piece: Piece, temperature: float) -> np.ndarray:
+    def _score(self, slot: Slot | None, piece: Piece, temperature: float, amplify: float) -> np.ndarray:
         rows = pack(self._base, [piece])
-        lora = None if slot is None else SlotLora([slot], rows.rows, train=False)
+        lora = None if slot is None else SlotLora([slot], rows.rows, train=False, amplify=amplify)
         return passes.score(self._base, rows, lora, temperature)

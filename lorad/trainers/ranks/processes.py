@@ -18,6 +18,7 @@ import msgspec
 from lorad.children.cause import cause
 from lorad.children.process import Child, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
+from lorad.models.turns import TurnLock
 from lorad.protocol import frames
 from lorad.trainers.ranks.calls import Answer, Call, Ready, Request
 from lorad.trainers.ranks.config import RanksConfig, refusal_file
@@ -43,7 +44,7 @@ class Processes:
         self.peak: int | None = None
         self._child = Child(places.command, environment, places.log, places.record, places.private)
         self._peer: socket.socket | None = None
-        self._turn = asyncio.Lock()
+        self._turn = TurnLock()
         self._watcher: asyncio.Task[None] | None = None
         self._how = ""
         self._fine = 0  # so long was the log when all was well
@@ -75,7 +76,7 @@ class Processes:
         return "" if self.is_alive else self._lost(self._how or "was never started").message
 
     async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
-        """The result of a call. Calls are made one at a time, in the order in which they are asked.
+        """The result of a call. Calls are made one at a time, in turns of those whose they are.
 
         A caller that is cancelled while its call waits takes it back; one that is under way runs to its end, and `done`
         is called when it succeeded all the same. Raises what the trainer refused it with, or PoolLost.

@@ -7,7 +7,8 @@ grounds everywhere; where ranks may disagree (files), they ask each other first.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -135,8 +136,13 @@ class RankTrainer:
     def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         held = None if policy.slot is None else self._slot(policy.slot)
         check_batch(batch, self.capabilities(), temperature)
-        if held is not None:
-            self._put_in(held)
+        if held is None:
+            return self._logprobs(None, batch, temperature)
+        mounted = self._put_in(held)
+        with self._amplified(held, mounted, policy.amplify):
+            return self._logprobs(held, batch, temperature)
+
+    def _logprobs(self, held: Slot | None, batch: Batch, temperature: float) -> np.ndarray:
         found = torch.zeros(batch.completions.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
             for row in self._rows(batch, held.spec.tokens_per_microbatch if held else TOKENS_PER_MICROBATCH):
@@ -145,6 +151,25 @@ class RankTrainer:
                 found[places] = token_logprobs(made, row.targets, temperature)[0]
         result: np.ndarray = self._body.dp.add_up(found).cpu().numpy()
         return result
+
+    @contextmanager
+    def _amplified(self, slot: Slot, mounted: Mounted, times: float) -> Iterator[None]:
+        """The B of the slot that is in the model are so many times as large meanwhile, and exactly themselves again."""
+        if times == 1:
+            yield
+            return
+        before = slot.weights.clone()
+        wanted = expected_shapes(slot.spec.adapter, self._body.shapes)
+        ones = {name: np.full(shape, ".lora_B." in name, np.float32) for name, shape in wanted.items()}
+        try:
+            for view, part in zip(slot.views(slot.weights), mounted.scatter(ones), strict=True):
+                if part.any():
+                    view.mul_(times)
+            slot.bind(mounted.parameters)
+            yield
+        finally:
+            slot.weights.copy_(before)
+            slot.bind(mounted.parameters)
 
     def export(self, slot: str) -> Adapter:
         held = self._slot(slot)

@@ -1,0 +1,87 @@
+"""lorad serve MODEL --adapter NAME=DIR: serve adapters on a base that stays warm."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorad.cli.launch import connected
+from lorad.cli.options import AsJson
+from lorad.cli.output import note, print_json, print_table
+from lorad.client import Client, Json
+from lorad.errors import NotFound, SpecError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or builtin:tiny.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…", help="How it is served: rollout.backend=sglang pool.memory_fraction=0.5"
+        ),
+    ] = None,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter", "-a", metavar="NAME=DIR", help="A PEFT directory; again for more.", show_default=False
+        ),
+    ] = None,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Let the pool of MODEL, or of the adapter of that name, end when it is idle.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve adapters under names of their own, on a base that stays warm until `--stop`.
+
+    `lorad serve Qwen/Qwen3-4B --adapter support=./support-lora --adapter sql=./sql-lora rollout.backend=sglang`. Each
+    is checked, loaded and attested first. Other bytes under the same name take over without a failed request.
+    Without --adapter, the aliases of MODEL are kept warm.
+    """
+    if stop:
+        stopped = stopped_serving(Client(), model)
+        print_json(stopped) if as_json else note(f"{', '.join(stopped['runs'])}: not kept warm any more.")
+        return
+    client = connected()
+    named = [split(adapter) for adapter in adapters or []]
+    served = client.serve(model, named, cwd=str(Path.cwd()), overrides=overrides or [])
+    if as_json:
+        print_json(served)
+        return
+    rows = [(alias["alias"], f"{alias['run']}@{alias['version']}", alias["attested"]) for alias in served["aliases"]]
+    print_table(("model", "version", "attested"), rows, empty="")
+    note(f"Pool {served['pool']} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
+    note(f"Try it: {example(served)}")
+
+
+def stopped_serving(client: Client, model: str) -> Json:
+    """A name, a model as it was given, or its directory: the daemon knows whole paths only."""
+    try:
+        return client.stop_serving(model)
+    except NotFound:
+        path = Path(model).expanduser()
+        if not path.is_dir():
+            raise
+        return client.stop_serving(str(path.resolve()))
+
+
+def split(adapter: str) -> Json:
+    """Raises SpecError."""
+    name, equals, directory = adapter.partition("=")
+    if not name or not equals or not directory:
+        raise SpecError(f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora.")
+    return {"name": name, "directory": directory}
+
+
+def example(served: Json) -> str:
+    body = f'{{"model": "{served["aliases"][0]["alias"]}", "prompt": "Hello", "max_tokens": 32}}'
+    headers = "-H 'Content-Type: application/json'"
+    socket = shlex.quote(served["gateway"])
+    return f"curl --unix-socket {socket} http://lorad/v1/completions {headers} -d '{body}'"

@@ -1,0 +1,86 @@
+"""lorad sweep SPEC key=a,b: a run for each combination of values, and halving that stops the worse ones early."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lorad.cli.commands.run import read_spec
+from lorad.cli.launch import connected
+from lorad.cli.options import AsJson
+from lorad.cli.output import note, print_json
+from lorad.cli.sweeps import follow, show, summary
+from lorad.client import Client, Json
+from lorad.errors import SpecError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def sweep(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=A,B,…]…", help="Keys with several values span the grid: trainer.lr=1e-4,3e-4"),
+    ] = None,
+    halving: Annotated[bool, typer.Option("--halving", help="Stop the worse runs at each rung.")] = False,
+    eta: Annotated[
+        float | None, typer.Option(help="A rung keeps one run in ETA; default: 2.", show_default=False)
+    ] = None,
+    rungs: Annotated[
+        str | None, typer.Option(metavar="10,20", help="Their steps; default: trainer.steps / ETA^k.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="eval|reward", help="What ranks; default: eval if it is there by then.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Runs are NAME-1, NAME-2, …", show_default=False)] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all are over (also with --json).")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show all sweeps, or the one that is named in place of SPEC.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they go on.
+
+    `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma separates
+    values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
+    """
+    if listed:
+        show(Client().sweeps(spec), one=spec is not None, as_json=as_json)
+        return
+    if spec is None:
+        raise SpecError("a sweep begins with a spec", hint="`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list.")
+    text, source, cwd = read_spec(spec)
+    wish = wished(halving, eta, rungs, metric)
+    client = connected()
+    started = client.sweep(text, source=source, cwd=str(cwd), overrides=overrides or [], name=name, halving=wish)
+    for warning in started["warnings"]:
+        note(f"warning: {warning}")
+    if detach or (as_json and not wait):
+        print_json(started) if as_json else note(summary(started))
+        return
+    conclude(follow(client, started["sweep"], quiet=as_json), as_json=as_json)
+
+
+def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> Json | None:
+    """What is said about halving. Raises SpecError."""
+    if not halving and eta is None and rungs is None and metric is None:
+        return None
+    try:
+        steps = None if rungs is None else [int(rung) for rung in rungs.split(",")]
+    except ValueError:
+        raise SpecError(f"--rungs {rungs}: not numbers of steps", hint="For example --rungs 10,20.") from None
+    return {"eta": eta, "rungs": steps, "metric": metric}
+
+
+def conclude(sweep: Json | None, *, as_json: bool) -> None:
+    """Exit 1 unless some run completed; `sweep` is None when the user detached."""
+    if sweep is None:
+        return
+    show([sweep], one=True, as_json=as_json)
+    if all(run["reason"] != "completed" for run in sweep["runs"]):
+        raise typer.Exit(1)

@@ -1,0 +1,183 @@
+"""Sweeps on a terminal: tables of their runs, and following one until all of its runs are over."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lorad.cli.launch import start
+from lorad.cli.output import age, note, number, print_json, print_table, printable, why
+from lorad.client import Client, Json
+from lorad.errors import DaemonUnreachable
+
+PERIOD = 0.5  # seconds between looks
+OVER = ("ended", "paused")
+SWEEPS = ("sweep", "runs", "grid", "halving", "best", "age")
+RUNGS = ("rung", "kept", "stopped", "best")
+
+
+def show(sweeps: Sequence[Json], *, one: bool, as_json: bool) -> None:
+    """All in a line each, or one with its runs, the best first, and its rungs."""
+    if as_json:
+        print_json(sweeps[0] if one else sweeps)
+    elif not one:
+        print_table(SWEEPS, [sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
+    else:
+        (sweep,) = sweeps
+        print_table(columns(sweep), rows(sweep), empty="Its runs were removed.")
+        if sweep["rungs"]:
+            print()
+            print_table(RUNGS, [rung_row(rung) for rung in sweep["rungs"]], empty="")
+
+
+def sweep_row(sweep: Json) -> tuple[Any, ...]:
+    halving = sweep["halving"]
+    best = ranked(sweep)[:1]
+    return (
+        sweep["sweep"],
+        told_states(sweep),
+        " ".join(f"{key}={','.join(values)}" for key, values in sweep["grid"].items()),
+        "" if halving is None else f"{halving['metric']} at {', '.join(map(str, halving['rungs']))}",
+        best[0]["name"] if best else "",
+        age(sweep["created_at"]),
+    )
+
+
+def summary(sweep: Json) -> str:
+    return f"sweep {sweep['sweep']}: {told_states(sweep)}. `lorad sweep --list {sweep['sweep']}` tells how it does."
+
+
+def told_states(sweep: Json) -> str:
+    """`3 running, 1 completed`."""
+    counts = Counter(run["reason"] or run["state"] for run in sweep["runs"])
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
+
+
+def columns(sweep: Json) -> tuple[str, ...]:
+    return ("run", *sweep["grid"], "state", "step", "reward", "eval", "why")
+
+
+def rows(sweep: Json) -> list[tuple[str, ...]]:
+    return [
+        (
+            run["name"],
+            *(value if isinstance(value, str) else json.dumps(value) for value in run["values"].values()),
+            run["reason"] or run["state"],
+            f"{run['step']}/{run['steps']}",
+            number(run["reward"]),
+            number(run["eval_last"]),
+            halved(run) or why(run),
+        )
+        for run in ranked(sweep)
+    ]
+
+
+def halved(run: Json) -> str:
+    """Why a run was stopped before its time."""
+    return str(run["detail"]).partition(";")[0] if run["reason"] == "stopped" else ""
+
+
+def ranked(sweep: Json) -> list[Json]:
+    """Later in the halving is better, then a higher score."""
+    metric = (sweep["halving"] or {}).get("metric", "eval")
+
+    def rank(run: Json) -> tuple[float, ...]:
+        passed = sum(run["name"] in rung["kept"] for rung in sweep["rungs"])
+        scores = [run["eval_last"], run["reward"]] if metric == "eval" else [run["reward"], run["eval_last"]]
+        return -passed, *(-score if score is not None else float("inf") for score in scores)
+
+    return sorted(sweep["runs"], key=rank)
+
+
+def rung_row(rung: Json) -> tuple[str, ...]:
+    scores = [score for score in rung["scores"].values() if score is not None]
+    kept, stopped = ", ".join(rung["kept"]), ", ".join(rung["stopped"])
+    return f"step {rung['step']}", kept, stopped, number(max(scores)) if scores else ""
+
+
+def follow(client: Client, name: str, *, quiet: bool) -> Json | None:
+    """The sweep when all its runs are over; None when the user detached. A daemon that dies is started again."""
+    view = Silent() if quiet else (Live() if sys.stderr.isatty() else Lines())
+    try:
+        with view:
+            return watch(client, name, view)
+    except KeyboardInterrupt:
+        note(f"Detached; {name} goes on. `lorad sweep --list {name}` tells how it does.")
+        return None
+
+
+def watch(client: Client, name: str, view: Silent) -> Json:
+    while True:
+        try:
+            (sweep,) = client.sweeps(name)
+        except DaemonUnreachable:
+            start(client)
+            continue
+        view.update(sweep)
+        if all(run["state"] in OVER for run in sweep["runs"]):
+            return sweep
+        time.sleep(PERIOD)
+
+
+class Silent:
+    """Says nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+
+    def update(self, sweep: Json) -> None:
+        """Take in the sweep as it is."""
+
+
+class Lines(Silent):
+    """A line when the state of a run changes or a rung is decided: for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+        self._rungs = 0
+
+    def update(self, sweep: Json) -> None:
+        for run in sweep["runs"]:
+            state = run["state"] + (f": {run['reason']} at step {run['step']}" if run["reason"] else "")
+            told = f"{state} ({run['waiting']})" if run["waiting"] else state
+            if self._said.get(run["name"]) != told:
+                self._said[run["name"]] = told
+                note(f"{run['name']}: {told}")
+        for rung in sweep["rungs"][self._rungs :]:
+            note(f"halving at step {rung['step']} keeps {', '.join(rung['kept']) or 'none'}")
+        self._rungs = len(sweep["rungs"])
+
+
+class Live(Silent):
+    """The table of the runs, drawn again and again."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Live:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def update(self, sweep: Json) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for column in columns(sweep):
+            table.add_column(column, no_wrap=column != "why", overflow="ellipsis")
+        for row in rows(sweep):
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        self._live.update(table, refresh=True)

@@ -1,0 +1,38 @@
+"""On which weights an adapter was made. Those of another base with the same shapes take it without a word."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lorad.daemon.context import Context, request_of
+from lorad.daemon.pool import Pool
+from lorad.errors import Conflict
+from lorad.store.db import Row
+
+KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # of what an attempt tells
+
+
+def bases_of(ctx: Context, run: Row) -> list[dict[str, Any]]:
+    """What the attempts of a run told of their base, the newest first; without any, what came with its adapter."""
+    sql = "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC"
+    attempts = [json.loads(row["data"]) for row in ctx.store.rows(sql, (run["name"], run["created_at"]))]
+    told = [{key: attempt[key] for key in KEYS if key in attempt} for attempt in attempts]
+    return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
+
+
+def base_in(pool: Pool) -> list[dict[str, Any]]:
+    """What an adapter that is served in the pool has as its base; [] where the pool cannot tell."""
+    sha256 = pool.status.info.model_sha256 if pool.status else ""
+    return [{"model_sha256": sha256}] if sha256 else []
+
+
+def refuse_other_base(ctx: Context, run: Row, pool: Pool) -> None:
+    """Raises Conflict when the weight files of the pool's base are not those that the run's versions are made for."""
+    known = [base["model_sha256"] for base in bases_of(ctx, run) if base.get("model_sha256")]
+    for here in base_in(pool):
+        if known and here["model_sha256"] not in known:
+            raise Conflict(
+                f"the weights of {pool.setup.model} are not those that the versions of {run['name']} were made on",
+                hint=f"Put the model back; `lorad verify {run['name']}` tells more.",
+            )

@@ -1,0 +1,63 @@
+"""How often a run got no further, and which of the runs of a lost pool that counts against."""
+
+from __future__ import annotations
+
+import json
+
+from lorad.daemon.context import Context
+from lorad.daemon.tenants import ACTIVE, life_number
+from lorad.states import RunState
+from lorad.store import events, runs
+from lorad.store.db import Row
+
+EXCUSED = "excused"  # the event of an attempt that does not count as futile
+
+
+def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
+    """How many of the newest attempts in a row, up to number `before`, made no step further than those before them."""
+    sql = "SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt"
+    reached = {row["attempt"]: row["step"] for row in ctx.store.rows(sql, (name,))}
+    excused = excused_attempts(ctx, name)
+    best = futile = 0
+    for attempt in runs.attempts(ctx.store, name):
+        if before is not None and attempt["attempt"] >= before:
+            break
+        step = reached.get(attempt["attempt"], 0)
+        futile = 0 if step > best else futile + (attempt["attempt"] not in excused)
+        best = max(best, step)
+    return futile
+
+
+def excused_attempts(ctx: Context, name: str) -> set[int]:
+    rows = ctx.store.rows("SELECT data FROM events WHERE run = ? AND kind = ?", (name, EXCUSED))
+    return {json.loads(row["data"])["attempt"] for row in rows}
+
+
+def excuse(ctx: Context, run: Row) -> None:
+    """Do not count the attempt of a run that lost its pool, where another one of the pool is likelier to blame.
+
+    Of the runs that got no further in that life of the pool it is the one that did so most often, then the youngest: so
+    a run that takes its pool down gives up first, and where too many are in a pool, the last one that came.
+    """
+    suspects = [other for other in beside(ctx, run) if is_stuck(ctx, other)]
+    blamed = max(suspects, key=lambda suspect: blame(ctx, suspect), default=None)
+    if blamed is not None and is_stuck(ctx, run) and blame(ctx, blamed) > blame(ctx, run):
+        events.append(ctx.store, run["name"], EXCUSED, {"attempt": run["attempt"], "blamed": blamed["name"]})
+
+
+def beside(ctx: Context, run: Row) -> list[Row]:
+    """The others that were in the same life of the pool and work there or wait for their restart."""
+    life, there = life_number(run), runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE)
+    others = [other for other in there if other["pool"] == run["pool"] and other["name"] != run["name"]]
+    return [other for other in others if life is not None and life_number(other) == life]
+
+
+def is_stuck(ctx: Context, run: Row) -> bool:
+    """Whether its newest attempt has made no step further than those before."""
+    sql = "SELECT max(step) AS step FROM steps WHERE run = ? AND attempt {} ?"
+    now, before = (ctx.store.row(sql.format(which), (run["name"], run["attempt"])) for which in ("=", "<"))
+    return ((now or {})["step"] or 0) <= ((before or {})["step"] or 0)
+
+
+def blame(ctx: Context, run: Row) -> tuple[int, float]:
+    return futile_attempts(ctx, run["name"], before=run["attempt"]), run["created_at"]

@@ -1,0 +1,18 @@
+"""Who moved an alias, when, and to what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lorad.daemon.context import Context
+from lorad.daemon.request import Call
+from lorad.store.aliases import get, moves
+
+
+async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+    """Newest first, those of an alias that was removed too. Raises NotFound for one that never was."""
+    alias = call.request.match_info["alias"]
+    found = moves(ctx.store, alias)
+    if not found:
+        get(ctx.store, alias)
+    return found

@@ -1,0 +1,188 @@
+"""Keep a base warm, and serve adapters from PEFT directories under names of their own: all of them, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.directory import discard
+from lorad.adapters.peft import read_peft
+from lorad.daemon import imports
+from lorad.daemon.context import Context, Request, spec_of
+from lorad.daemon.gateway import gateway_up
+from lorad.daemon.guests import guest, load
+from lorad.daemon.handlers.swap import move, tell_gateway
+from lorad.daemon.imports import Import
+from lorad.daemon.making import anchored
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools import refresh
+from lorad.daemon.preflight import preflight
+from lorad.daemon.request import Call
+from lorad.daemon.serving import set_serving
+from lorad.daemon.versions import in_hand
+from lorad.errors import LoradError, SpecError
+from lorad.protocol.calls import Attestation
+from lorad.spec_text import overridden, override
+from lorad.specs import Eval, Model, Spec
+from lorad.store import aliases, runs
+from lorad.store.db import Row
+
+CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
+LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
+OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
+
+
+class Named(Struct):
+    name: str
+    directory: str
+
+
+class Found(NamedTuple):
+    """What lies in a directory."""
+
+    name: str
+    source: Path
+    adapter: Adapter
+
+
+class Body(Struct):
+    model: str
+    cwd: str
+    adapters: list[Named] = []
+    overrides: list[str] = []
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed, PoolLost."""
+    body = call.json(Body)
+    spec = base_spec(body)
+    if not body.adapters:
+        return await keep_warm(ctx, spec)
+    names = [adapter.name for adapter in body.adapters]
+    async with contextlib.AsyncExitStack() as stack:
+        for name in sorted({*names}):
+            await stack.enter_async_context(ctx.moving[name])
+        refuse(ctx, names, spec)
+        made = await prepared(ctx, body, spec)
+        for one in made:
+            stack.callback(discard, one.staged)
+            stack.enter_context(in_hand(ctx, one.version()))
+        loaded = [await shown(ctx, call, one, stack) for one in made]
+        refuse(ctx, names, spec)
+        rows = [served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
+    await gateway_up(ctx)
+    return answer(ctx, loaded[0][0], rows)
+
+
+def base_spec(body: Body) -> Spec:
+    """What kind of pool serves. Raises SpecError for keys that only training knows."""
+    for text in body.overrides:
+        if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
+            hint = "Serving takes keys of rollout, pool, resources and model, trainer.backend and data.chat_template."
+            raise SpecError(f"override {text}: {key} is for runs that train", hint=hint)
+    spec = override(Spec(model=Model(path=body.model), eval=Eval(every=0)), body.overrides)
+    return anchored(spec, Path(body.cwd))
+
+
+async def keep_warm(ctx: Context, spec: Spec) -> dict[str, Any]:
+    """Serve the aliases that the base has. Raises SpecError when it has none."""
+    found = [(row, runs.get(ctx.store, row["run"])) for row in aliases.aliases(ctx.store)]
+    of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
+    if not of_base:
+        hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
+        raise SpecError(f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint)
+    async with guest(ctx, of_base[0][1]) as pool:
+        set_serving(ctx, [run["name"] for _, run in of_base], pool)
+    return answer(ctx, pool, [row for row, _ in of_base])
+
+
+def refuse(ctx: Context, names: Sequence[str], spec: Spec) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
+        imports.refuse_taken(ctx, name, spec.model.path)
+
+
+async def prepared(ctx: Context, body: Body, spec: Spec) -> list[Import]:
+    """Every adapter, checked against the base and staged: the largest rank first, as servers are started for it."""
+    found = [await read(adapter.name, source_of(body, adapter)) for adapter in body.adapters]
+    found.sort(key=lambda one: -one.adapter.config.rank)
+    largest = replace(spec, lora=replace(spec.lora, rank=found[0].adapter.config.rank))
+    facts = await preflight(ctx, largest, body.cwd)
+    spec = roomy(spec, body.overrides, facts["max_positions"])
+    model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+    asked = Request(body.cwd, "", body.overrides, *model, facts)
+    await refresh(ctx)
+    made: list[Import] = []
+    try:
+        for one in found:
+            made.append(await staged(ctx, one, spec, asked))
+    except BaseException:
+        for staged_before in made:
+            discard(staged_before.staged)
+        raise
+    return made
+
+
+def source_of(body: Body, adapter: Named) -> Path:
+    return Path(body.cwd) / Path(adapter.directory).expanduser()
+
+
+def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
+    """With the context that users expect of a server; runs of the same base join it with less."""
+    if LENGTHS & {overridden(text) for text in overrides}:
+        return spec
+    longest = min(CONTEXT, positions)
+    data = replace(spec.data, max_prompt_tokens=longest - longest // 4)
+    return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
+
+
+async def staged(ctx: Context, found: Found, spec: Spec, asked: Request) -> Import:
+    name, source, adapter = found
+    with blamed(name, source):
+        modules = await asyncio.to_thread(imports.checked, adapter, spec.trainer.backend, Path(asked.model_path))
+    own = imports.spec_of_adapter(spec, name, adapter.config, modules)
+    return await imports.stage(ctx, own, imports.request_for(asked, source, adapter), adapter)
+
+
+async def read(name: str, source: Path) -> Found:
+    with blamed(name, source):
+        return Found(name, source, await asyncio.to_thread(read_peft, source))
+
+
+@contextlib.contextmanager
+def blamed(name: str, source: Path) -> Iterator[None]:
+    """Errors say which adapter they are about."""
+    try:
+        yield
+    except LoradError as error:
+        raise type(error)(f"adapter {name} of {source}: {error.message}", hint=error.hint) from error
+
+
+async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack) -> tuple[Pool, Attestation]:
+    """The pool that has loaded and attested it, which stays up till the stack is left."""
+    pool = await stack.enter_async_context(guest(ctx, one.row(call.caller.uid)))
+    with blamed(one.name, one.source):
+        return pool, await load(ctx, pool, one.version(), keep=True)
+
+
+def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> Row:
+    """From now on: the alias. Never awaits."""
+    version = imports.settle(ctx, one, attestation, call.caller, pool)
+    set_serving(ctx, [one.name], pool)
+    row = move(ctx, one.name, version, by=call.caller.name)
+    tell_gateway(ctx, one.name)
+    return row
+
+
+def answer(ctx: Context, pool: Pool, rows: list[Row]) -> dict[str, Any]:
+    ctx.waker.poke()
+    return {"pool": pool.id, "gateway": str(ctx.home.gateway_socket), "aliases": rows}

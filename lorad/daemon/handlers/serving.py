@@ -1,0 +1,38 @@
+"""Bring up what the gateway needs for one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.daemon.bases import refuse_other_base
+from lorad.daemon.context import Context, request_of
+from lorad.daemon.guests import guest, is_chat, load
+from lorad.daemon.request import Call
+from lorad.daemon.versions import find_version, in_hand
+from lorad.store import runs
+
+
+class Body(Struct):
+    """An alias, run@number, or a run's name."""
+
+    model: str
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses."""
+    model = call.json(Body).model
+    version = find_version(ctx, model)
+    run = runs.get(ctx.store, version["run"])
+    with in_hand(ctx, version):
+        async with guest(ctx, run) as pool:
+            refuse_other_base(ctx, run, pool)
+            await load(ctx, pool, version, keep=version["pinned"] or bool(version["aliases"]))
+    return {
+        "model": model,
+        **{key: version[key] for key in ("run", "version", "sha256")},
+        "socket": pool.setup.socket,
+        "model_path": request_of(run).model_path,
+        "chat_template": is_chat(run),
+    }

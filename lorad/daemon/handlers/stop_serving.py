@@ -1,0 +1,40 @@
+"""Let the pool of a base, or of one adapter, end when it is idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.request import Call
+from lorad.daemon.serving import end_serving
+from lorad.errors import NotFound
+from lorad.store import aliases, events, runs
+from lorad.store.db import Row
+
+
+class Body(Struct):
+    """A base as it was served, or a name under which an adapter is."""
+
+    model: str
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises NotFound."""
+    model, serving = call.json(Body).model, runs.that_serve(ctx.store)
+    names = [run["name"] for run in serving if is_meant(ctx, run, model)]
+    if not names:
+        known = ", ".join(dict.fromkeys(f"{run['name']} ({spec_of(run).model.path})" for run in serving))
+        raise NotFound(f"nothing named {model} is being served", hint=f"Served: {known or 'nothing'}.")
+    with ctx.store.write():
+        end_serving(ctx, names)
+        for name in names:
+            events.append(ctx.store, name, "serving", {"stopped": True, "by": call.caller.name})
+    ctx.waker.poke()
+    return {"model": model, "runs": names}
+
+
+def is_meant(ctx: Context, run: Row, model: str) -> bool:
+    alias = aliases.find(ctx.store, model)
+    return model in (run["name"], spec_of(run).model.path) or (alias is not None and alias["run"] == run["name"])

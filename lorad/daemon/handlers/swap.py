@@ -1,0 +1,93 @@
+"""Move an alias to another version: loaded, attested and kept first, then moved in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.daemon.bases import refuse_other_base
+from lorad.daemon.context import Context
+from lorad.daemon.guests import guest, load
+from lorad.daemon.request import Call
+from lorad.daemon.table import write_table
+from lorad.daemon.versions import await_files, check_files, find_version, in_hand, name_of
+from lorad.errors import LoradError, SpecError, StorageError
+from lorad.protocol.calls import Attestation
+from lorad.store import aliases, runs
+from lorad.store.db import Row
+from lorad.store.versions import get_version
+
+
+class Body(Struct):
+    """rollback: instead of a version, the one that the alias served before the present one."""
+
+    version: str | None = None
+    rollback: bool = False
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then the alias
+    serves what it served. Swaps of one alias go one after another.
+    """
+    body, alias, started = call.json(Body), call.request.match_info["alias"], time.monotonic()
+    aliases.check_name(alias)
+    async with ctx.moving[alias]:
+        before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
+        with in_hand(ctx, version):
+            try:
+                attestation = await prepare(ctx, version)
+                row = move(ctx, alias, version, by=call.caller.name)
+            except LoradError as error:
+                kept = f"alias {alias} still serves {name_of(before)}" if before else f"alias {alias} was not made"
+                raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
+        tell_gateway(ctx, alias)
+    told = {"verdict": attestation.verdict, "detail": attestation.detail}
+    seconds = time.monotonic() - started
+    return {**row, "previous": name_of(before) if before else None, "attestation": told, "seconds": seconds}
+
+
+def wanted(ctx: Context, alias: str, body: Body) -> Row:
+    """The version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
+    if body.rollback == (body.version is not None):
+        hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
+        raise SpecError("give a version, or ask for a rollback", hint=hint)
+    if body.version is not None:
+        return find_version(ctx, body.version)
+    return get_version(ctx.store, *aliases.before(ctx.store, alias))
+
+
+async def prepare(ctx: Context, version: Row) -> Attestation:
+    """Its files are whole, and the pool of its base serves it from now on."""
+    await await_files(ctx, version)
+    await asyncio.to_thread(check_files, version)
+    run = runs.get(ctx.store, version["run"])
+    async with guest(ctx, run) as pool:
+        refuse_other_base(ctx, run, pool)
+        return await load(ctx, pool, version, keep=True)
+
+
+def move(ctx: Context, alias: str, version: Row, *, by: str) -> Row:
+    """Alias, its log, event and the daemon's journal: all or none. Nothing happens where it serves that version."""
+    run, number = version["run"], version["version"]
+    with ctx.store.write():
+        get_version(ctx.store, run, number)
+        before = aliases.find(ctx.store, alias)
+        if before and (before["run"], before["version"]) == (run, number):
+            return before
+        row = aliases.move(ctx.store, alias, run, number, by=by)
+        ctx.journal.append("alias", run, by, alias=alias, version=number, previous=before and name_of(before))
+    return row
+
+
+def tell_gateway(ctx: Context, alias: str) -> None:
+    """What begins from now on is served by the new version; the one before is let go by `holds.py`."""
+    ctx.served += 1
+    ctx.waker.poke()
+    try:
+        write_table(ctx)
+    except StorageError as error:
+        told = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
+        raise StorageError(told, hint="It is told as soon as the disk takes it.") from error

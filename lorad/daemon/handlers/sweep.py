@@ -1,0 +1,139 @@
+"""A run for each point of a grid: all of them, or none when one does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.daemon.context import Context, Request
+from lorad.daemon.grid import axes_of, points_of
+from lorad.daemon.handlers.sweeps import sweep_view
+from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.pool import setup_for
+from lorad.daemon.preflight import preflight
+from lorad.daemon.request import Call
+from lorad.daemon.sweeps import Wish, halving_of
+from lorad.errors import LoradError
+from lorad.spec_text import load_spec
+from lorad.specs import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
+from lorad.store import runs, sweeps
+
+UNSEEN = ("lr", "schedule", "schedule_steps", "warmup_steps", "min_lr", "steps", "betas", "eps", "weight_decay")
+
+
+class Body(Struct):
+    """As of a run; halving: None without."""
+
+    spec: str
+    source: str
+    cwd: str
+    overrides: list[str] = []
+    name: str | None = None
+    halving: Wish | None = None
+
+
+class Point(NamedTuple):
+    """One run to be."""
+
+    spec: Spec
+    overrides: list[str]
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises SpecError (it begins with the point to blame), Conflict, StorageError; then nothing was made."""
+    body = call.json(Body)
+    axes, rest = axes_of(body.overrides)
+    name, points = named(ctx, body, [[*rest, *point] for point in points_of(axes)])
+    halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
+    refuse(ctx, name, points)
+    facts = await looked_at(ctx, points, body.cwd)
+    refuse(ctx, name, points)
+    told = split_pools(ctx, points, facts, list(axes))
+    requests = [request_for(body, point, fact) for point, fact in zip(points, facts, strict=True)]
+    directories = [
+        make_directory(ctx, point.spec, body.spec, request) for point, request in zip(points, requests, strict=True)
+    ]
+    with ctx.store.write():
+        sweeps.create(ctx.store, name, owner=call.caller.name, grid=axes, halving=halving)
+        for point, directory, fact in zip(points, directories, facts, strict=True):
+            create(ctx, point.spec, directory, call.caller, fact["warnings"])
+            runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
+    ctx.waker.poke()
+    warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact["warnings"])])
+    return sweep_view(ctx, sweeps.get(ctx.store, name)) | {"warnings": [*warnings]}
+
+
+def named(ctx: Context, body: Body, overrides: list[list[str]]) -> tuple[str, list[Point]]:
+    """The sweep's name, and its points with theirs: `lr-1`, `lr-2`, …, with zeros before where there are ten."""
+    name = body.name or loaded(body, overrides[0]).name or fresh_name(ctx)
+    width = len(str(len(overrides)))
+    points = []
+    for number, point in enumerate(overrides, 1):
+        own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
+        points.append(Point(loaded(body, [*point, f"name={own}"]), point))
+    return name, points
+
+
+def loaded(body: Body, overrides: list[str]) -> Spec:
+    return anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd))
+
+
+def refuse(ctx: Context, name: str, points: list[Point]) -> None:
+    """Raises Conflict when a name is in use."""
+    sweeps.refuse_used(ctx.store, name)
+    for point in points:
+        refuse_used(ctx, point.spec)
+
+
+async def looked_at(ctx: Context, points: list[Point], cwd: str) -> list[dict[str, Any]]:
+    """What the preflight finds for each point; one is enough for points that need the same. Raises what it raised."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for point in points:
+        if (key := need(point.spec)) not in found:
+            try:
+                found[key] = await preflight(ctx, point.spec, cwd)
+            except LoradError as error:
+                changed = " ".join(point.overrides)
+                raise type(error)(f"{point.spec.name} ({changed}): {error.message}", hint=error.hint) from None
+    return [found[need(point.spec)] for point in points]
+
+
+def need(spec: Spec) -> bytes:
+    """What a preflight looks at: all but what only the run itself goes by."""
+    usual = {key: getattr(Trainer(), key) for key in UNSEEN}
+    return to_json(
+        replace(
+            spec,
+            name=None,
+            seed=0,
+            algorithm=Algorithm(),
+            trainer=replace(spec.trainer, **usual),
+            checkpoint=Checkpoint(),
+            resources=Resources(devices=spec.resources.devices),
+            attest=Attest(tokens=spec.attest.tokens),
+        )
+    )
+
+
+def request_for(body: Body, point: Point, facts: dict[str, Any]) -> Request:
+    model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+    return Request(body.cwd, body.source, point.overrides, *model, facts)
+
+
+def split_pools(ctx: Context, points: list[Point], facts: list[dict[str, Any]], keys: list[str]) -> list[str]:
+    """A warning when the points do not all fit into one pool: each kind of pool loads a base of its own."""
+    kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
+    if len(kinds) == 1:
+        return []
+    return [f"the points need {len(kinds)} kinds of pools, each with a base of its own: {', '.join(keys)} decide that"]
+
+
+def kind(ctx: Context, spec: Spec, facts: dict[str, Any]) -> str:
+    model = {"model_path": facts["model_path"], "dtype": facts["model_dtype"]}
+    count = 1 if ctx.devices[0].name == "cpu" else min(spec.gpus, len(ctx.devices))
+    threads = spec.pool.threads or 1
+    return setup_for(spec, ctx.config, *ctx.devices[:count], **model, threads=threads, facts=facts).key

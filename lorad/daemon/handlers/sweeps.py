@@ -1,0 +1,39 @@
+"""Sweeps with their runs, newest first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lorad.daemon.context import Context
+from lorad.daemon.request import Call
+from lorad.daemon.views import run_view
+from lorad.store import runs, sweeps
+from lorad.store.db import Row
+
+
+async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+    """Of one name, or all. Raises NotFound."""
+    name = call.text("sweep")
+    rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
+    return [sweep_view(ctx, row) for row in rows]
+
+
+def sweep_view(ctx: Context, row: Row) -> dict[str, Any]:
+    members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row["sweep"])]
+    shown = [run_view(run) | {"values": values(json.loads(run["spec"]), [*row["grid"]])} for run in members]
+    return row | {"runs": shown}
+
+
+def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """What a spec says for dotted keys."""
+    return {key: value(spec, key.split(".")) for key in keys}
+
+
+def value(spec: Any, path: list[str]) -> Any:
+    """None where the way leads nowhere, as from `reward: exact_match` to reward.name."""
+    for part in path:
+        if not isinstance(spec, dict):
+            return spec if part == "name" else None
+        spec = spec.get(part)
+    return spec

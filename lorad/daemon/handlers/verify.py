@@ -1,0 +1,79 @@
+"""Re-hash everything that a run wrote, and attest again what is loaded of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.daemon.checks import Check, Subject, check_files, counted
+from lorad.daemon.context import Context, request_of, run_dir, spec_of
+from lorad.daemon.guests import call_attest_again
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools import refresh
+from lorad.daemon.request import Call
+from lorad.daemon.versions import in_hand, name_of
+from lorad.errors import LoradError, NotFound
+from lorad.states import RunState
+from lorad.store import runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.db import Row
+from lorad.store.versions import versions
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises NotFound. What is wrong is told, not raised."""
+    run = runs.get(ctx.store, call.run)
+    checks = await asyncio.to_thread(check_files, subject(ctx, run))
+    checks.append(await attest_again(ctx, run))
+    return {
+        "run": call.run,
+        "checks": [msgspec.to_builtins(check) for check in checks],
+        "problems": sum(len(check.problems) for check in checks),
+    }
+
+
+def subject(ctx: Context, run: Row) -> Subject:
+    rows, kept = versions(ctx.store, run["name"]), checkpoints(ctx.store, run["name"])
+    works = not RunState(run["state"]).is_over
+    held = {row["version"] for row in rows if row["pinned"] or row["aliases"]}
+    try:
+        model_path = request_of(run).model_path
+    except (OSError, msgspec.MsgspecError) as error:
+        raise NotFound(f"{run_dir(run).root}/request.json cannot be read: {error}", hint="Restore it.") from None
+    return Subject(
+        directory=run_dir(run),
+        model_path=Path(model_path),
+        digests={row["version"]: row["sha256"] for row in rows},
+        needed=frozenset(held if works else held | {row["version"] for row in kept}),
+        checkpoints=frozenset(row["path"] for row in kept),
+        keep_samples=spec_of(run).checkpoint.keep_samples,
+        works=works,
+    )
+
+
+async def attest_again(ctx: Context, run: Row) -> Check:
+    """Of the run's versions, those that a pool has loaded now."""
+    await refresh(ctx)
+    problems, count = [], 0
+    rows = {name_of(row): row for row in versions(ctx.store, run["name"])}
+    for pool in list(ctx.pools.values()):
+        for name in rows.keys() & set(pool.status.loaded if pool.status else []):
+            count += 1
+            with in_hand(ctx, rows[name]):
+                problems += await verdict(ctx, pool, rows[name])
+    return Check("attestation", f"{counted(count, 'version')} loaded now", problems)
+
+
+async def verdict(ctx: Context, pool: Pool, version: Row) -> list[str]:
+    """What is wrong with a loaded version."""
+    try:
+        attestation = await asyncio.to_thread(call_attest_again, ctx, pool, version)
+    except NotFound:  # it went meanwhile
+        return []
+    except LoradError as error:
+        return [f"{name_of(version)} in pool {pool.id}: {error.message}"]
+    failed = attestation.verdict == "failed"
+    return [f"{name_of(version)} in pool {pool.id}: {attestation.detail}"] if failed else []

@@ -1,0 +1,221 @@
+"""Adapters from elsewhere: a PEFT directory becomes a version of a run that never trained, once a pool serves it.
+
+Everything is prepared in a directory of its own. Nothing else is touched before the version is loaded and attested, so
+that an adapter that is refused leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
+from lorad.adapters.peft import CONFIG, write_peft
+from lorad.adapters.targets import leaf, match_modules
+from lorad.adapters.validate import validate
+from lorad.daemon.bases import base_in
+from lorad.daemon.context import Context, Request, run_dir
+from lorad.daemon.making import create, make_directory, refuse_used
+from lorad.daemon.pool import Pool
+from lorad.daemon.processes import write_json
+from lorad.daemon.request import Caller
+from lorad.errors import Conflict
+from lorad.models.facts import read_facts
+from lorad.paths import RunDir
+from lorad.protocol.calls import Attestation
+from lorad.protocol.journal import JournalWriter, VersionFact
+from lorad.specs import Spec, to_json
+from lorad.states import EndReason, Move
+from lorad.store import aliases, runs
+from lorad.store.db import Row
+from lorad.store.ingest import ingest
+from lorad.store.versions import first_number, get_version, versions
+from lorad.trainers.setup import targets_of
+
+
+@dataclass(frozen=True)
+class Import:
+    """An adapter that is to be served as `name`. staged: a directory like a run's.
+
+    files: of the version; below `staged`, unless a run of that name has it already (known).
+    """
+
+    name: str
+    source: Path
+    spec: Spec
+    request: Request
+    sha256: str
+    bytes: int
+    number: int
+    staged: Path
+    files: Path
+    known: bool
+
+    def row(self, owner_uid: int) -> Row:
+        """As if the run were there: what a pool is chosen by."""
+        spec, directory = to_json(self.spec).decode(), str(self.staged)
+        return {
+            "name": self.name,
+            "owner_uid": owner_uid,
+            "spec": spec,
+            "directory": directory,
+            "pool": None,
+            "attempt": 0,
+            "reason": EndReason.IMPORTED,
+        }
+
+    def version(self) -> Row:
+        """As if it were there: what a pool loads."""
+        return {"run": self.name, "version": self.number, "path": str(self.files), "sha256": self.sha256}
+
+
+def refuse_taken(ctx: Context, name: str, model: str) -> None:
+    """Raises SpecError, or Conflict: the name means something else already."""
+    aliases.check_name(name)
+    if (alias := aliases.find(ctx.store, name)) and alias["run"] != name:
+        hint = f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
+        raise Conflict(f"alias {name} serves {alias['run']}@{alias['version']}", hint=hint)
+    run = ctx.store.row("SELECT reason, spec FROM runs WHERE name = ?", (name,))
+    if run is None:
+        return
+    other = "Choose another name for the adapter."
+    if run["reason"] != EndReason.IMPORTED:
+        raise Conflict(f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions.")
+    if (theirs := msgspec.json.decode(run["spec"])["model"]["path"]) != model:
+        hint = f"{other} `lorad rm {name}` removes the one that is there."
+        raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
+
+
+def checked(adapter: Adapter, trainer: str, model_path: Path) -> list[str]:
+    """The shortest names for its modules. Works for a while.
+
+    Raises AdapterRefused unless it is whole, finite and made for this base.
+    """
+    shapes = targets_of(trainer, read_facts(model_path).linears)
+    validate(adapter, shapes)
+    leaves = sorted({leaf(module) for module in adapter.config.modules})
+    return leaves if match_modules(shapes, leaves) == adapter.config.modules else [*adapter.config.modules]
+
+
+def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Sequence[str]) -> Spec:
+    lora = replace(
+        base.lora,
+        rank=config.rank,
+        alpha=config.alpha,
+        rslora=config.rslora,
+        dropout=config.dropout,
+        target_modules=[*modules],
+        exclude_modules=[],
+    )
+    return replace(base, name=name, lora=lora)
+
+
+def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:
+    """asked: of the base; servers are started for the modules of the adapter."""
+    size = sum(tensor.size for tensor in adapter.tensors.values())
+    facts = asked.facts | {"modules": [*adapter.config.modules], "adapter_parameters": size}
+    return replace(asked, source=str(source), facts=facts)
+
+
+async def stage(ctx: Context, spec: Spec, request: Request, adapter: Adapter) -> Import:
+    """Write what makes a version of it, unless a version of that name is the same.
+
+    Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
+    """
+    name, sha256 = str(spec.name), await asyncio.to_thread(adapter.digest)
+    if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+        refuse_used(ctx, spec)
+    same = [row for row in versions(ctx.store, name) if row["sha256"] == sha256 and is_alike(row, adapter.config)]
+    number = same[-1]["version"] if same else next_number(ctx, name)
+    staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
+    files = Path(same[-1]["path"]) if same else RunDir(staged).version(number)
+    source = Path(request.source)
+    made = Import(name, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
+    try:
+        staged.mkdir(mode=0o700)
+        write_json(staged / "request.json", msgspec.to_builtins(request))
+        if not made.known:
+            await asyncio.to_thread(write_version, made, adapter)
+    except BaseException:
+        discard(staged)
+        raise
+    return made
+
+
+def is_alike(version: Row, config: AdapterConfig) -> bool:
+    """Whether its files are there and mean what `config` does: a digest is of tensors only."""
+    try:
+        there = json.loads((Path(version["path"]) / CONFIG).read_bytes())
+        return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def write_version(made: Import, adapter: Adapter) -> None:
+    model, facts = made.spec.model.path, {"run": made.name, "version": made.number, "step": 0, "parent": None}
+    facts |= {"sha256": made.sha256, "model": model}
+    write_directory(made.files, lambda path: write_peft(adapter, path, model), facts)
+
+
+def next_number(ctx: Context, name: str) -> int:
+    """One that no engine has ever seen with this name, not even of an import that was refused just now."""
+    prefix = f"{name}@"
+    loaded = [version for pool in ctx.pools.values() if pool.status for version in pool.status.loaded]
+    seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]
+    seen += [path.name for path in RunDir(ctx.runs_root / name).versions.glob("[0-9]*")]
+    return max([first_number(ctx.store, name), *(1 + int(number) for number in seen)])
+
+
+def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller, pool: Pool) -> Row:
+    """The version is a fact, and served from now on: its row. No await."""
+    run = ctx.store.row("SELECT name FROM runs WHERE name = ?", (made.name,))
+    directory = make_directory(ctx, made.spec, "", replace(made.request, bases=base_in(pool)))
+    if run is None:
+        enter(ctx, made, directory, caller)
+    if not made.known:
+        record(ctx, made, attestation)
+    columns = {"spec": to_json(made.spec).decode(), "origin": str(made.source), "serving": 1, "pool": pool.id}
+    runs.set_fields(ctx.store, made.name, **columns)
+    return get_version(ctx.store, made.name, made.number)
+
+
+def enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
+    """The run, which ends as it begins: nothing is to be trained."""
+    with ctx.store.write():
+        create(ctx, made.spec, directory, caller, warnings=[])
+        told = f"imported from {made.source}"
+        ctx.move(made.name, Move.END, reason=EndReason.IMPORTED, detail=told, by=caller.name)
+        runs.set_fields(ctx.store, made.name, steps=0)
+
+
+def record(ctx: Context, made: Import, attestation: Attestation) -> None:
+    """The files to where they stay, then the fact. Raises Conflict when something is there already."""
+    run = runs.get(ctx.store, made.name)
+    final = run_dir(run).version(made.number)
+    if final.exists():
+        raise Conflict(f"{final} exists already and is never replaced", hint="Serve it again: it gets another number.")
+    final.parent.mkdir(exist_ok=True)
+    made.files.rename(final)
+    fsync(final.parent)
+    fact = VersionFact(
+        version=made.number,
+        sha256=made.sha256,
+        parent=run["version"],
+        path=str(final.relative_to(run_dir(run).root)),
+        rank=made.spec.lora.rank,
+        alpha=made.spec.lora.alpha,
+        bytes=made.bytes,
+        attested=attestation.verdict,
+        attestation=f"imported from {made.source}: {attestation.detail}",
+    )
+    with JournalWriter(run_dir(run).journal, made.name, run["attempt"]) as journal:
+        journal.append("version", 0, fact)
+    ingest(ctx.store, made.name, run_dir(run).journal)

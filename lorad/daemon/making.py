@@ -1,0 +1,87 @@
+"""Making a run: its name, its directory, its row. What `run`, `sweep`, `fork` and `serve` have in common."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.daemon.context import Context, Request
+from lorad.daemon.names import generate_name
+from lorad.daemon.processes import write_json
+from lorad.daemon.request import Caller
+from lorad.errors import Conflict, StorageError
+from lorad.paths import RunDir
+from lorad.specs import Spec, to_json
+from lorad.store import events, runs
+
+
+def anchored(spec: Spec, cwd: Path) -> Spec:
+    """The spec with a local model's path made absolute: the pool does not run where the user is."""
+    path = cwd / Path(spec.model.path).expanduser()
+    if not path.is_dir():
+        return spec
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path.resolve())))
+
+
+def fresh_name(ctx: Context) -> str:
+    row = ctx.store.row("SELECT count(*) AS runs FROM runs") or {"runs": 0}
+    number = row["runs"] + 1
+    while (ctx.runs_root / (name := generate_name(number))).exists():
+        number += 1
+    return name
+
+
+def refuse_used(ctx: Context, spec: Spec) -> None:
+    """Raises Conflict when a run, or the files of one, have the name."""
+    if ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (spec.name,)):
+        raise Conflict(f"there is a run named {spec.name}", hint=f"Choose another name, or `lorad rm {spec.name}`.")
+    directory = ctx.runs_root / str(spec.name)
+    if (directory / "journal.jsonl").exists():
+        raise Conflict(
+            f"{directory} holds the files of a run that the database does not know",
+            hint="Choose another name, or move that directory away.",
+        )
+
+
+def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
+    """`runs/<name>/` with what was asked for, on disk before the run exists."""
+    directory = ctx.runs_root / str(spec.name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write(RunDir(directory).spec_text, text.encode())
+        write(RunDir(directory).spec, to_json(spec))
+        write_json(directory / "request.json", msgspec.to_builtins(request))
+    except OSError as error:
+        where = error.filename or directory
+        raise StorageError(f"{where}: {error.strerror}", hint="Free some space, or mend the permissions.") from error
+    return directory
+
+
+def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> dict[str, Any]:
+    """The row, and what the preflight warned of as the run's first events."""
+    with ctx.store.write():
+        row = runs.create(
+            ctx.store,
+            name=str(spec.name),
+            owner=caller.name,
+            owner_uid=caller.uid,
+            spec_json=to_json(spec).decode(),
+            directory=str(directory),
+            steps=spec.trainer.steps,
+            priority=spec.resources.priority,
+        )
+        for warning in warnings:
+            events.append(ctx.store, row["name"], "warning", {"message": warning})
+        ctx.journal.append("created", row["name"], caller.name, directory=str(directory), time=time.time())
+    return row
+
+
+def write(path: Path, data: bytes) -> None:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

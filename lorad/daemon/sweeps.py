@@ -1,0 +1,174 @@
+"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep go on, the others stop.
+
+A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then go
+on. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from lorad.daemon.context import Context, spec_of
+from lorad.errors import SpecError
+from lorad.specs import Spec
+from lorad.states import EndReason, Move, RunState
+from lorad.store import events, runs, sweeps
+from lorad.store.db import Row
+
+log = logging.getLogger("lorad.daemon")
+
+LAST_STEPS = 5  # whose mean reward counts
+ETA = 2
+METRICS = ("eval", "reward")
+
+
+class Wish(Struct, frozen=True):
+    """How to halve; None: to be chosen."""
+
+    eta: float | None = None
+    rungs: list[int] | None = None
+    metric: str | None = None
+
+
+class Point(NamedTuple):
+    """A run at a rung. score: None where there is none, as of one that failed."""
+
+    run: Row
+    score: float | None
+    in_race: bool
+
+
+def halving_of(wish: Wish, specs: list[Spec]) -> dict[str, Any]:
+    """{eta, rungs, metric}, all chosen. Raises SpecError."""
+    eta, steps = wish.eta or ETA, min(spec.trainer.steps for spec in specs)
+    if not 1 < eta <= len(specs):
+        hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
+        raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
+    rungs = wish.rungs if wish.rungs is not None else usual_rungs(eta, len(specs), steps)
+    if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
+        hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
+        raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
+    every = max(spec.eval.every for spec in specs)
+    has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
+    metric = wish.metric or ("eval" if has_evals else "reward")
+    if metric not in METRICS:
+        raise SpecError(f"--metric {metric}: there is no such one", hint=f"Choose one of: {', '.join(METRICS)}.")
+    if metric == "eval" and not has_evals:
+        hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
+        raise SpecError(f"eval.every: {every} gives no evaluation up to the first rung, step {rungs[0]}", hint=hint)
+    return {"eta": eta, "rungs": rungs, "metric": metric}
+
+
+def usual_rungs(eta: float, count: int, steps: int) -> list[int]:
+    """Steps over powers of eta, as many as it takes to come from `count` runs to one."""
+    wanted = math.ceil(math.log(count, eta) - 1e-9)
+    return sorted({int(steps / eta**power) for power in range(1, wanted + 1)} - {0})
+
+
+def halve(ctx: Context) -> None:
+    """Decide every rung that can be decided."""
+    for sweep in sweeps.undecided(ctx.store):
+        decide(ctx, sweep)
+
+
+def decide(ctx: Context, sweep: Row) -> None:
+    """The next rung of a sweep, unless some run has yet to reach it."""
+    number, metric = len(sweep["rungs"]), sweep["halving"]["metric"]
+    step = sweep["halving"]["rungs"][number]
+    there = set(sweeps.members(ctx.store, sweep["sweep"]))
+    names = [name for name in racing(ctx, sweep) if name in there]
+    entered = [runs.get(ctx.store, name) for name in names]
+    if not all(has_reached(ctx, run, step, metric) for run in entered):
+        return
+    ranked = sorted((point_at(ctx, run, step, metric) for run in entered), key=rank)
+    most = math.ceil(len(ranked) / sweep["halving"]["eta"])
+    kept = [point for point in ranked if point.in_race][:most]
+    settle(ctx, sweep, step, ranked, kept)
+
+
+def racing(ctx: Context, sweep: Row) -> list[str]:
+    """The runs that the last rung kept."""
+    if sweep["rungs"]:
+        return [str(name) for name in sweep["rungs"][-1]["kept"]]
+    return sweeps.members(ctx.store, sweep["sweep"])
+
+
+def has_reached(ctx: Context, run: Row, step: int, metric: str) -> bool:
+    """Everything that it will say about its steps up to `step` is known."""
+    if run["state"] == RunState.ENDED or run["step"] > step:
+        return True
+    if run["step"] < step:
+        return False
+    every = spec_of(run).eval.every
+    return metric != "eval" or step % every != 0 or score_of(ctx, run["name"], step, metric, at_step=True) is not None
+
+
+def point_at(ctx: Context, run: Row, step: int, metric: str) -> Point:
+    """A run that ended before it was done is out of the race; it has a score if it came that far."""
+    is_over = run["state"] == RunState.ENDED and run["reason"] != EndReason.COMPLETED
+    score = None if run["step"] < step else score_of(ctx, run["name"], step, metric)
+    return Point(run, score, not is_over)
+
+
+def rank(point: Point) -> tuple[bool, bool, float]:
+    return not point.in_race, point.score is None, -(point.score or 0.0)
+
+
+def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
+    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to it."""
+    if metric == "eval":
+        sql = (
+            "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
+            "ORDER BY step DESC, attempt DESC LIMIT 1"
+        )
+        row = ctx.store.row(sql, (name, step if at_step else 0, step))
+        return None if row is None else finite(row["score"])
+    sql = (
+        "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
+        "WHERE run = ? AND lineage = 1 AND step <= ? ORDER BY step DESC LIMIT ?)"
+    )
+    row = ctx.store.row(sql, (name, step, LAST_STEPS))
+    return None if row is None else finite(row["score"])
+
+
+def finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
+
+
+def settle(ctx: Context, sweep: Row, step: int, ranked: list[Point], kept: list[Point]) -> None:
+    best = next((point.score for point in ranked if point.score is not None), None)
+    stopped = [point for point in ranked if point not in kept and point.run["state"] != RunState.ENDED]
+    rung = {
+        "step": step,
+        "kept": [point.run["name"] for point in kept],
+        "stopped": [point.run["name"] for point in stopped],
+        "scores": {point.run["name"]: point.score for point in ranked},
+        "at": time.time(),
+    }
+    with ctx.store.write():
+        sweeps.decide(ctx.store, sweep["sweep"], rung)
+        events.append(ctx.store, None, "halving", {"sweep": sweep["sweep"]} | rung)
+        for point in stopped:
+            end(ctx, point.run, f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}")
+    log.info("sweep %s: step %d keeps %s", sweep["sweep"], step, ", ".join(point.run["name"] for point in kept))
+    ctx.waker.poke()
+
+
+def end(ctx: Context, run: Row, why: str) -> None:
+    """As `lorad stop`, with the reason in words; `settle` of the daemon adds what the driver says."""
+    if run["state"] in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(run["name"], Move.END, reason=EndReason.STOPPED, detail=why)
+        return
+    if run["state"] != RunState.STOPPING:
+        ctx.move(run["name"], Move.STOP, detail=why)
+    if run["wanted"] != "kill":
+        runs.set_fields(ctx.store, run["name"], wanted="stop", detail=why)
+
+
+def shown(score: float | None) -> str:
+    return "no score" if score is None else f"{score:.3g}"

@@ -1,0 +1,80 @@
+"""The runs of a pool, what they take of it, and in which of its lives each of them is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from lorad.daemon.capacity import Need, Tenancy, capacity_of, need_of, promised
+from lorad.daemon.context import Context, attempt_dir, request_of, spec_of
+from lorad.daemon.pool import Pool, Room
+from lorad.daemon.pools import look_at_process
+from lorad.daemon.processes import ProcessState
+from lorad.paths import AttemptDir
+from lorad.protocol.status import Capacity
+from lorad.states import RunState
+from lorad.store import runs
+from lorad.store.db import Row
+
+ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+
+
+def tenants_of(ctx: Context, pool: Pool) -> list[Row]:
+    """The active runs that were placed in the pool, by priority and age."""
+    return [run for run in runs.in_states(ctx.store, *ACTIVE) if run["pool"] == pool.id]
+
+
+def told(tenants: Sequence[Row]) -> str:
+    """`run a`, `runs a, b and c`, `runs a, b and 6 others`."""
+    names = [str(run["name"]) for run in tenants]
+    if len(names) < 2:
+        return f"run {', '.join(names)}"
+    last = names[-1] if len(names) <= 4 else f"{len(names) - 2} others"
+    return f"runs {', '.join(names[: len(names) - 1 if len(names) <= 4 else 2])} and {last}"
+
+
+def need_of_run(run: Row, pool_dtype: str) -> Need:
+    """Raises OSError and MsgspecError where its files cannot be read."""
+    return need_of(spec_of(run), int(request_of(run).facts.get("adapter_parameters", 0)), pool_dtype)
+
+
+def room_in(ctx: Context, pool: Pool) -> Capacity:
+    """Of the pool, with what all of its runs take or will take; the pool alone tells of one whose files are gone."""
+    tenants = tenants_of(ctx, pool)
+    there = [(run["name"], run["attempt"]) for run in tenants]
+    if pool.room is None or pool.room.status is not pool.status or pool.room.tenants != there:
+        needs: dict[Tenancy, Need] = {}
+        for tenancy, run in zip(there, tenants, strict=True):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                needs[tenancy] = need_of_run(run, pool.setup.dtype)
+        capacity = promised(capacity_of(pool.setup.server, pool.status), needs, pool.status)
+        pool.room = Room(pool.status, there, capacity)
+    return pool.room.capacity
+
+
+def life_of(ctx: Context, run: Row) -> tuple[AttemptDir, ProcessState] | None:
+    """The pool process that the run's attempt began with, though the pool may have another by now; None: no such pool.
+
+    Before its driver is started, and for attempts of an earlier lorad, it is the newest one.
+    """
+    pool = ctx.pools.get(run["pool"])
+    if pool is None:
+        return None
+    number = life_number(run)
+    if number in (None, pool.number):
+        look_at_process(ctx, pool)
+        return pool.attempt(), pool.process
+    attempt = pool.attempt(number)
+    return attempt, ctx.processes.inspect(attempt)
+
+
+def life_number(run: Row) -> int | None:
+    """The pool's attempt when the driver was started; None when that is not known."""
+    try:
+        number: int | None = json.loads(attempt_dir(run).command.read_bytes()).get("pool_attempt")
+    except (OSError, ValueError):
+        return None
+    return number

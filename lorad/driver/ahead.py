@@ -1,0 +1,84 @@
+"""Sampling that runs ahead of training by up to `rollout.max_staleness` steps, in a thread with its own connection.
+
+The samples for step s (from 1) are asked for as soon as the version of step s - 1 - max_staleness is published, the
+first ones of version 0. So the step alone says which version makes which samples, whoever is quicker: two runs do the
+same, and so does one that was resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from lorad.driver.sample import make, plan
+from lorad.driver.session import Plan, Rollout, Session
+from lorad.protocol.connection import Connection
+
+
+class Ahead:
+    """Rollouts and their scores for the steps to come. A context manager: its thread ends with it, whatever it does."""
+
+    def __init__(self, session: Session, made: Iterable[Rollout] = ()) -> None:
+        """made: those for the next steps that there are already, in order. Raises PoolLost."""
+        self._session, params = session, session.params
+        self._limit = session.spec.rollout.max_staleness
+        self._plans: dict[int, Plan] = {}  # by step, in order; with the futures
+        self._futures: dict[int, Future[Rollout]] = {}
+        for rollout in made:
+            future = Future[Rollout]()
+            future.set_result(rollout)
+            self._plans[rollout.plan.step], self._futures[rollout.plan.step] = rollout.plan, future
+        self._pool = Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
+        self._thread = ThreadPoolExecutor(1, "sampler")
+
+    def go_on(self, step: int) -> None:
+        """Ask the current version, that of `step`, for what may be sampled now. After the last step there is nothing:
+        what a resume with more steps would have of it, it samples itself."""
+        if step >= self._session.params.steps:
+            return
+        for ahead in range(max([step - 1, *self._plans]) + 1, step + self._limit + 1):
+            wanted = plan(self._session, ahead, self._next_position(), step)
+            self._plans[ahead] = wanted
+            self._futures[ahead] = self._thread.submit(self._make, wanted)
+
+    def take(self, step: int) -> Rollout:
+        """The one for the step after `step`; waits for it. Raises what its making raised."""
+        rollout = self._futures[step].result()
+        del self._plans[step], self._futures[step]
+        return rollout
+
+    def made(self) -> list[Rollout]:
+        """Those of versions before the current one; waits for them. Raises what their making raised.
+
+        What the current one makes is not among them: the version of a resume, with the same weights, makes it again.
+        """
+        now = self._session.state.step
+        return [self._futures[step].result() for step, wanted in self._plans.items() if wanted.trained < now]
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        self._pool.abort()
+        self._session.rewarder.close()  # it may be at work in the thread, for as long as user code likes
+        self._thread.shutdown(cancel_futures=True)
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.go_on(self._session.state.step)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _make(self, wanted: Plan) -> Rollout:
+        rollout = make(self._session, self._pool, wanted)
+        return replace(rollout, scores=self._session.rewarder.score([s.for_reward() for s in rollout.samples]))
+
+    def _next_position(self) -> int:
+        return self._session.state.position + sum(len(wanted.examples) for wanted in self._plans.values())

@@ -1,0 +1,120 @@
+"""Samples in a checkpoint: what older versions made for the steps to come, so that a resume trains on the same.
+
+Prompts are not among them, but their place in the data, where a resume finds them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from lorad.driver.rewards import Score
+from lorad.driver.session import Plan, Rollout, Sample, Session
+from lorad.errors import IntegrityError
+from lorad.protocol.journal import Record
+from lorad.rl.data import Example
+
+FILE = "rollouts.msgpack"
+
+
+class Kept(Struct, frozen=True):
+    """A rollout. prompts: how many; digest: of them. Of its samples, in order: tokens, int32, and logprobs, float32,
+    little-endian, are the concatenations of those of `lengths`. scores: None where one failed: a resume scores them
+    again, perhaps with a reward that was mended."""
+
+    step: int
+    position: int
+    version: int
+    trained: int
+    prompts: int
+    digest: str
+    lengths: list[int]
+    finishes: list[str]
+    tokens: bytes
+    logprobs: bytes
+    scores: list[Score] | None
+    seconds: float
+    waited: float
+
+
+def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
+    """Into a checkpoint that is being written; none, no file."""
+    if rollouts:
+        (directory / FILE).write_bytes(msgspec.msgpack.encode([_kept(rollout) for rollout in rollouts]))
+
+
+def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
+    """Those of a checkpoint that may be trained on, for the steps that follow it, in order.
+
+    The others, and those after them, are sampled again, and a warning says why. facts: the surviving lineage. Raises
+    IntegrityError for one of a version that the journal does not have as attested at its step.
+    """
+    path = checkpoint / FILE
+    if not session.spec.rollout.max_staleness or not path.exists():
+        return []
+    found = msgspec.msgpack.decode(path.read_bytes(), type=list[Kept])
+    attested = {(r.data["version"], r.step) for r in facts if r.kind == "version"}
+    for kept in found:
+        if (kept.version, kept.trained) not in attested:
+            raise IntegrityError(
+                f"{path} holds samples of {session.name_of(kept.version)}, and the journal has no such version of step "
+                f"{kept.trained} that counts",
+                hint=f"Go on from another checkpoint: `lorad checkpoints {session.params.run}`.",
+            )
+    return list(_usable(session, found))
+
+
+def _usable(session: Session, found: list[Kept]) -> Iterator[Rollout]:
+    limit = session.spec.rollout.max_staleness
+    for kept in found:
+        examples = session.train_data.take(kept.position, kept.prompts)
+        why = "is older than rollout.max_staleness allows" if kept.step - kept.trained > limit else ""
+        why = why or ("saw other prompts than there are now" if _digest(examples) != kept.digest else "")
+        if why:
+            session.warn(
+                f"the version that made the samples in the checkpoint for step {kept.step + 1} {why}: "
+                "they are made again, by the next one"
+            )
+            return
+        yield _rollout(session, kept, examples)
+
+
+def _kept(rollout: Rollout) -> Kept:
+    wanted, samples = rollout.plan, rollout.samples
+    return Kept(
+        step=wanted.step,
+        position=wanted.position,
+        version=wanted.version,
+        trained=wanted.trained,
+        prompts=len(wanted.examples),
+        digest=_digest(wanted.examples),
+        lengths=[sample.tokens.size for sample in samples],
+        finishes=[sample.finish for sample in samples],
+        tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
+        logprobs=np.concatenate([sample.logprobs for sample in samples]).astype("<f4").tobytes(),
+        scores=None if any(score.value is None for score in rollout.scores or ()) else rollout.scores,
+        seconds=rollout.seconds,
+        waited=rollout.waited,
+    )
+
+
+def _rollout(session: Session, kept: Kept, examples: list[Example]) -> Rollout:
+    version, size = session.name_of(kept.version), len(kept.lengths) // kept.prompts
+    cuts = np.cumsum(kept.lengths)[:-1]
+    tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
+    logprobs = np.split(np.frombuffer(kept.logprobs, "<f4").astype(np.float32), cuts)
+    texts = [session.tokenizer.decode(part.tolist()) for part in tokens]
+    columns = enumerate(zip(tokens, logprobs, kept.finishes, texts, strict=True))
+    samples = [Sample(examples[i // size], i % size, version, *column) for i, column in columns]
+    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    wanted = Plan(kept.step, examples, kept.position, kept.version, kept.trained)
+    return Rollout(wanted, groups, kept.seconds, kept.waited, kept.scores)
+
+
+def _digest(examples: Sequence[Example]) -> str:
+    return hashlib.sha256(msgspec.json.encode([(e.id, e.tokens, e.answer) for e in examples])).hexdigest()

@@ -1,0 +1,50 @@
+"""A decode batch that several calls share, as one account: see `lorad/models/turns.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from lorad.engines.builtin.decode import DecodeBatch
+from lorad.models.turns import Account, Party, Work
+
+
+class SharedDecode(Account, Work):
+    """It has the weight of all that have a call in the batch, and pays as one.
+
+    Whose rows are more of the batch than its weight is of theirs owes the difference; it is taken from what others owe.
+    """
+
+    haste = 0.03  # who trains joins it the sooner: a step with everybody's rows costs little more than one with a few
+
+    def __init__(self, batch: DecodeBatch) -> None:
+        self.batch = batch
+
+    @property
+    def parties(self) -> Collection[Party]:
+        return dict.fromkeys(call.caller.party for call in self.batch.calls)
+
+    @property
+    def account(self) -> Account:
+        return self
+
+    def parts(self) -> Iterable[tuple[Account, float]]:
+        parties = self.parties
+        parts: list[tuple[Account, float]] = [(self, 1.0)]
+        if len(parties) > 1 and self.batch.groups:
+            rows = Counter(group.call.caller.party for group in self.batch.groups)
+            weight = sum(party.weight for party in parties)
+            parts += [(party, rows[party] / rows.total() - party.weight / weight) for party in parties]
+        return parts
+
+    def wait(self, seconds: float) -> None:
+        for call in self.batch.calls:
+            call.caller.wait(seconds)
+
+    def ran(self, seconds: float) -> None:
+        """A quantum has ended: calls without a row have waited for it as well."""
+        if self.batch.pending:
+            with_rows = {group.call for group in self.batch.groups}
+            for call in self.batch.calls:
+                if call not in with_rows:
+                    call.caller.wait(seconds)

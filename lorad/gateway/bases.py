@@ -1,0 +1,79 @@
+"""What a base model needs to be spoken to: its tokenizer and its limits. And the connections to pools."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from lorad.models.facts import read_facts
+from lorad.protocol.aio import AsyncConnection
+from lorad.protocol.calls import Nothing
+from lorad.protocol.status import PoolInfo
+from lorad.rl.tokenizer import Tokenizer
+
+
+class Base:
+    """Raises SpecError when the model's directory is not usable."""
+
+    def __init__(self, directory: Path) -> None:
+        facts = read_facts(directory)
+        self.tokenizer = Tokenizer(directory)
+        self.vocab, self.max_positions = facts.vocab, facts.max_positions
+        self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
+
+    def _token_text(self, token: int) -> str:
+        """Of one token alone; a part of a character is U+FFFD."""
+        return self.tokenizer.decode([token], skip_special=False)
+
+
+class Bases:
+    """One for each directory, read when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._reading: dict[str, asyncio.Task[Base]] = {}
+
+    async def get(self, directory: str) -> Base:
+        reading = self._reading.get(directory)
+        if reading is None or (reading.done() and reading.exception() is not None):
+            reading = self._reading[directory] = asyncio.create_task(asyncio.to_thread(Base, Path(directory)))
+        return await asyncio.shield(reading)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A pool that answers. max_tokens: of a prompt and its completion together."""
+
+    connection: AsyncConnection
+    max_tokens: int
+
+
+class Peers:
+    """One connection to each pool, made when it is first needed and again after it was lost."""
+
+    def __init__(self) -> None:
+        self._opening: dict[str, asyncio.Task[Peer]] = {}
+
+    async def get(self, socket: str) -> Peer:
+        """Raises PoolLost."""
+        opening = self._opening.get(socket)
+        if opening is None or (opening.done() and (opening.exception() or opening.result().connection.is_lost)):
+            opening = self._opening[socket] = asyncio.create_task(self._open(socket))
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        for opening in self._opening.values():
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            if not opening.cancelled() and not opening.exception():
+                await opening.result().connection.close()
+
+    async def _open(self, socket: str) -> Peer:
+        connection = await AsyncConnection.open(Path(socket))
+        try:
+            info: PoolInfo = await connection.call("hello", Nothing())
+        except BaseException:
+            await connection.close()
+            raise
+        return Peer(connection, info.max_tokens)

@@ -1,0 +1,75 @@
+"""From tokens as they come to text that never has half a character, nor anything from a stop string on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lorad.rl.tokenizer import Tokenizer
+
+BROKEN = "\ufffd"  # what a decoder makes of a part of a character
+MOST_PENDING = 16  # tokens; no character is made of so many: what they say is not valid and is passed on as it is
+
+
+class Detokenizer:
+    """Text of one completion, piece by piece; the pieces together are what its tokens say.
+
+    Tokens are decoded behind those before them, as some tokenizers begin a text otherwise than they go on; a window
+    that slides along the text, as text-generation-inference and vLLM have it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # told already
+        self._pending: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """What can be told now; "" while a character is incomplete."""
+        told = []
+        for token in tokens:
+            self._pending.append(token)
+            told.append(self._tell(is_last=False))
+        return "".join(told)
+
+    def rest(self) -> str:
+        """What is left when there are no more tokens."""
+        return self._tell(is_last=True)
+
+    def _tell(self, *, is_last: bool) -> str:
+        before = self._tokenizer.decode(self._context)
+        text = self._tokenizer.decode(self._context + self._pending)[len(before) :]
+        is_whole = text and not text.endswith(BROKEN)
+        if not is_whole and not is_last and len(self._pending) < MOST_PENDING:
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+
+class StopCutter:
+    """Holds back what may be the beginning of a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.is_cut = False
+
+    def add(self, text: str) -> str:
+        """What of the text so far can be told now."""
+        if self.is_cut:
+            return ""
+        self._held += text
+        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
+            self.is_cut, told, self._held = True, self._held[: min(found)], ""
+            return told
+        keep = max((beginning(self._held, stop) for stop in self._stops), default=0)
+        told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return told
+
+    def rest(self) -> str:
+        told, self._held = self._held, ""
+        return told
+
+
+def beginning(text: str, stop: str) -> int:
+    """How many of the last characters of `text` are the first of `stop`."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,246 @@
+"""Whose turn it is: deficit round robin over the parties that share one thing which does one piece of work at a time.
+
+Shreedhar & Varghese, "Efficient Fair Queuing using Deficit Round Robin" (1995); what a piece costs is known only when
+it is done, so it is charged afterwards. In each round every party that waits is given credit in proportion to its
+weight; whose credit is above zero may go, and pays for what it took. Who does not wait saves nothing, and a debt that
+it left is forgiven as rounds go by. So nobody starves, and nobody is better off by coming late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+ROUND = 0.01  # seconds of credit per round and unit of weight
+LEAST = 1e-6  # seconds that a piece of work costs at least
+FIRST_SHARE = 0.25  # of recent seconds (or rows of a batch): who goes first does so up to that
+RECENT = 1.0  # seconds of work after which what was done before counts half
+
+
+class Account(ABC):
+    """What has credit. haste: how much of its weight counts."""
+
+    haste = 1.0
+
+    @property
+    @abstractmethod
+    def parties(self) -> Collection[Party]:
+        """Whose weight it has, each once."""
+
+
+class Party(Account):
+    """A run, everybody who is served, or the pool itself.
+
+    waited: seconds, of all its calls. goes_first: as long as it has had less than `FIRST_SHARE` of the recent seconds.
+    """
+
+    def __init__(self, name: str, weight: float = 1.0, *, goes_first: bool = False) -> None:
+        self.name, self.weight, self.goes_first = name, weight, goes_first
+        self.waited = 0.0
+
+    @property
+    def parties(self) -> Collection[Party]:
+        return (self,)
+
+
+class Work(ABC):
+    """Whose a piece of work is."""
+
+    @property
+    @abstractmethod
+    def account(self) -> Account:
+        """In whose line it waits."""
+
+    @abstractmethod
+    def parts(self) -> Iterable[tuple[Account, float]]:
+        """Who pays for it, when it is done. A part below zero pays debts off."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Tell whose it is that they waited so long for their turn."""
+
+
+class Caller(Work):
+    """One call of a party. waited: seconds, of this call."""
+
+    def __init__(self, party: Party) -> None:
+        self.party, self.waited = party, 0.0
+
+    @property
+    def account(self) -> Account:
+        return self.party
+
+    def parts(self) -> Iterable[tuple[Account, float]]:
+        return ((self.party, 1.0),)
+
+    def wait(self, seconds: float) -> None:
+        self.waited += seconds
+        self.party.waited += seconds
+
+
+class Together(Work):
+    """Work for several callers at once, done when it is the turn of the one with the greatest weight, so that nobody
+    urgent waits for being with others. sizes: by which they pay their part.
+    """
+
+    def __init__(self, callers: Sequence[Caller], sizes: Sequence[float]) -> None:
+        self.callers, self.sizes = callers, sizes
+
+    @property
+    def account(self) -> Account:
+        return max(self.callers, key=lambda caller: caller.party.weight).account
+
+    def parts(self) -> Iterable[tuple[Account, float]]:
+        total = sum(self.sizes)
+        return [(caller.party, size / total) for caller, size in zip(self.callers, self.sizes, strict=True)]
+
+    def wait(self, seconds: float) -> None:
+        for caller in self.callers:
+            caller.wait(seconds)
+
+
+POOL = Caller(Party("pool"))
+WORK: ContextVar[Work] = ContextVar("work", default=POOL)
+"""Whose work is asked for. Set around each call."""
+
+
+def caller() -> Caller:
+    """The call that is under way, to tell it of waiting; the pool's own when there is none, or several."""
+    work = WORK.get()
+    return work if isinstance(work, Caller) else POOL
+
+
+class Turn(NamedTuple, Generic[T]):
+    """is_ahead: it goes first, and pays nothing."""
+
+    work: Work
+    what: T
+    is_ahead: bool = False
+
+
+class Turns(Generic[T]):
+    """Lines of what waits, one for each account, and who is next. Not to be used by two threads at once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Account, deque[Turn[T]]] = {}  # in the order of their turns
+        self._credit: dict[Account, float] = {}
+        self._recent = self._recent_first = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def put(self, work: Work, what: T) -> None:
+        """At the end of the line of the work's account."""
+        self._lines.setdefault(work.account, deque()).append(Turn(work, what))
+
+    def take(self) -> Turn[T]:
+        """Who is next. There must be one; `charge` it when it is done."""
+        first = self._first()
+        account = self._next() if first is None else first
+        line = self._lines.pop(account)
+        turn = line.popleft()
+        if line:
+            self._lines[account] = line  # behind all others
+        return turn if first is None else turn._replace(is_ahead=True)
+
+    def charge(self, turn: Turn[T], seconds: float) -> None:
+        """What it cost."""
+        seconds = max(seconds, LEAST)
+        account = turn.work.account
+        self._count(account, seconds)
+        if not turn.is_ahead:
+            for payer, part in turn.work.parts():
+                credit = self._credit.get(payer, 0.0)
+                self._credit[payer] = (
+                    credit - part * seconds if part > 0 else max(credit, min(0, credit - part * seconds))
+                )
+        if account not in self._lines:
+            self._leave(account)
+
+    def _first(self) -> Account | None:
+        if self._recent_first > FIRST_SHARE * self._recent:
+            return None
+        return next((account for account in self._lines if _goes_first(account)), None)
+
+    def _next(self) -> Account:
+        while True:
+            for account in self._lines:
+                if self._credit.get(account, 0.0) > 0:
+                    return account
+            self._new_rounds()
+
+    def _new_rounds(self) -> None:
+        """As many as it takes until somebody may go."""
+        lines = Counter(party for account in self._lines for party in account.parties)
+        incomes = {
+            account: ROUND * account.haste * (sum(party.weight / lines[party] for party in account.parties) or 1.0)
+            for account in self._lines
+        }
+        rounds = min(math.floor(-self._credit.get(account, 0.0) / income) + 1 for account, income in incomes.items())
+        for account in list(self._credit):
+            if account not in incomes:
+                self._credit[account] += rounds * ROUND * sum(party.weight for party in account.parties)
+                self._leave(account)
+        for account, income in incomes.items():
+            self._credit[account] = self._credit.get(account, 0.0) + rounds * income
+
+    def _leave(self, account: Account) -> None:
+        """It does not wait any more: what it had left is gone; what a party owes is not."""
+        if self._credit.get(account, 0.0) >= 0 or not isinstance(account, Party):
+            self._credit.pop(account, None)
+
+    def _count(self, account: Account, seconds: float) -> None:
+        faded = 0.5 ** (seconds / RECENT)
+        self._recent = self._recent * faded + seconds
+        self._recent_first = self._recent_first * faded + (seconds if _goes_first(account) else 0.0)
+
+
+def _goes_first(account: Account) -> bool:
+    return any(party.goes_first for party in account.parties)
+
+
+class TurnLock:
+    """Held by one at a time, in turns, each charged the time for which it was held. Belongs to one asyncio loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._turns: Turns[asyncio.Future[None]] = Turns()
+        self._holder: Turn[asyncio.Future[None]] | None = None
+        self._since = 0.0
+
+    async def acquire(self) -> None:
+        """For the call that is under way. Who is cancelled while it waits takes its place back."""
+        work, asked, mine = WORK.get(), self._clock(), asyncio.get_running_loop().create_future()
+        self._turns.put(work, mine)
+        if self._holder is None:
+            self._pass_on()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # its turn had just come
+                self.release()
+            raise
+        work.wait(self._clock() - asked)
+
+    def release(self) -> None:
+        """Raises RuntimeError when nobody holds it."""
+        if self._holder is None:
+            raise RuntimeError("nobody holds the lock")
+        self._turns.charge(self._holder, self._clock() - self._since)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._holder = None
+        while self._holder is None and len(self._turns):
+            turn = self._turns.take()
+            if not turn.what.cancelled():
+                turn.what.set_result(None)
+                self._holder, self._since = turn, self._clock()

@@ -1,0 +1,56 @@
+"""Who takes turns in a pool: each run, by its priority, and everybody who is served. See `lorad/models/turns.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lorad.models.turns import Caller, Party, caller
+from lorad.protocol.calls import Call
+
+MOST_PRIORITY = 4  # and as far below zero
+
+
+def weight_of(priority: int) -> float:
+    """Twice as much for each step, between 2^-4 and 2^4."""
+    return 2.0 ** max(-MOST_PRIORITY, min(priority, MOST_PRIORITY))
+
+
+class Parties:
+    """All methods belong to the pool's asyncio loop."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Party] = {}
+        self._served = Party("serve", goes_first=True)
+        self._on_slot: dict[str, float] = {}
+
+    def caller(self, call: Call) -> Caller:
+        """Who makes this call."""
+        return Caller(self.of(call.run) if call.run else self._served)
+
+    def of(self, run: str) -> Party:
+        return self._runs.setdefault(run, Party(run))
+
+    def joins(self, run: str, priority: int) -> None:
+        """It counts from zero."""
+        party = self.of(run)
+        party.weight, party.waited = weight_of(priority), 0.0
+        self._on_slot.pop(run, None)
+
+    def leaves(self, run: str) -> None:
+        """What it still has under way keeps its weight."""
+        self._runs.pop(run, None)
+        self._on_slot.pop(run, None)
+
+    @contextmanager
+    def on_slot(self, run: str) -> Iterator[None]:
+        """Around a call's work on the slot of its run: what it waits is counted until `take`."""
+        before = caller().waited
+        try:
+            yield
+        finally:
+            self._on_slot[run] = self._on_slot.get(run, 0.0) + caller().waited - before
+
+    def take(self, run: str) -> float:
+        """Seconds that its work on its slot waited since this was asked last."""
+        return self._on_slot.pop(run, 0.0)

@@ -1,0 +1,57 @@
+"""A Unix socket of one of our processes: for its owner (and root) only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from pathlib import Path
+
+from lorad.errors import Conflict
+
+BACKLOG = 64
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+def listen(path: Path) -> socket.socket:
+    """A non-blocking listener at `path`, mode 0600 before anyone can connect.
+
+    A socket on which nobody answers is replaced. Raises Conflict when somebody answers there.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if answers(path):
+        raise Conflict(f"another process answers on {path}", hint="Stop it first; `lorad pools` lists the pools.")
+    remove(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def answers(path: Path) -> bool:
+    """Somebody listens on a Unix socket, be it that too many wait there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) in (0, errno.EAGAIN)
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def uid_of(peer: socket.socket) -> int:
+    """The user of the process at the other end, as the kernel saw it connect (SO_PEERCRED)."""
+    uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    return uid
+
+
+def may_call(peer: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user or to root."""
+    return uid_of(peer) in (os.getuid(), 0)

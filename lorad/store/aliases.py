@@ -1,0 +1,101 @@
+"""Aliases: names that serve a version each, and the log of their moves, which outlives them.
+
+An alias's row: {alias, run, version, updated_at, by, sha256, attested}. A move: {alias, run, version, at, by}; run and
+version are None where the alias was removed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from lorad.errors import NotFound, SpecError
+from lorad.specs import NAME, NAME_HINT
+from lorad.store import events
+from lorad.store.db import Row, Store
+
+BASE = "base"  # what pools call the model without any adapter
+REMOVED = ("", -1)  # run and version of the move that ends an alias
+SELECT = """
+SELECT a.alias, a.run, a.version, a.updated_at, v.sha256, v.attested,
+  (SELECT m."by" FROM alias_moves m WHERE m.alias = a.alias ORDER BY m.id DESC LIMIT 1) AS "by"
+FROM aliases a JOIN versions v ON v.run = a.run AND v.version = a.version
+"""
+
+
+def check_name(alias: str) -> None:
+    """Raises SpecError for what is no name, and for `base`. A run's name is fine: the alias goes before the run."""
+    if not re.fullmatch(NAME, alias) or alias == BASE:
+        hint = f"`{BASE}` means the model without an adapter." if alias == BASE else NAME_HINT
+        raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
+
+
+def aliases(store: Store) -> list[Row]:
+    """All of them, by name."""
+    return store.rows(SELECT + "ORDER BY a.alias")
+
+
+def find(store: Store, alias: str) -> Row | None:
+    return store.row(SELECT + "WHERE a.alias = ?", (alias,))
+
+
+def get(store: Store, alias: str) -> Row:
+    """Raises NotFound."""
+    row = find(store, alias)
+    if row is None:
+        raise NotFound(f"no alias {alias}", hint=f"`lorad aliases` shows all; `lorad swap {alias} RUN@N` makes it.")
+    return row
+
+
+def move(store: Store, alias: str, run: str, version: int, *, by: str) -> Row:
+    """Let `alias`, which is made if there is none, serve a version that exists: row, move and event, all or none."""
+    with store.write() as connection:
+        before, now = find(store, alias), time.time()
+        connection.execute(
+            "INSERT INTO aliases (alias, run, version, updated_at) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET run = excluded.run, version = excluded.version, updated_at = excluded.updated_at",
+            (alias, run, version, now),
+        )
+        _log(store, alias, run, version, now, by)
+        told = {"alias": alias, "version": version, "previous": before and f"{before['run']}@{before['version']}"}
+        events.append(store, run, "alias", told | {"by": by})
+        return get(store, alias)
+
+
+def remove(store: Store, alias: str, *, by: str) -> Row:
+    """The end of an alias: what it served. Raises NotFound."""
+    with store.write() as connection:
+        before = get(store, alias)
+        connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
+        _log(store, alias, *REMOVED, time.time(), by)
+        told = {"alias": alias, "version": None, "previous": f"{before['run']}@{before['version']}", "by": by}
+        events.append(store, before["run"], "alias", told)
+        return before
+
+
+def moves(store: Store, alias: str) -> list[Row]:
+    """Newest first."""
+    sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
+    ended = {"run": None, "version": None}
+    return [row | (ended if (row["run"], row["version"]) == REMOVED else {}) for row in store.rows(sql, (alias,))]
+
+
+def before(store: Store, alias: str) -> tuple[str, int]:
+    """The version, another one than now, that the alias served last: doing it twice leads back, as `git checkout -`.
+
+    Raises NotFound when there is none since the alias was made.
+    """
+    now = get(store, alias)
+    for row in moves(store, alias):
+        if row["version"] is None:
+            break
+        if (row["run"], row["version"]) != (now["run"], now["version"]):
+            return row["run"], row["version"]
+    hint = f"`lorad aliases {alias}` shows its moves; `lorad swap {alias} RUN@N` names a version."
+    raise NotFound(f"alias {alias} has served {now['run']}@{now['version']} only", hint=hint)
+
+
+def _log(store: Store, alias: str, run: str, version: int, at: float, by: str) -> None:
+    with store.write() as connection:
+        sql = 'INSERT INTO alias_moves (alias, run, version, at, "by") VALUES (?, ?, ?, ?, ?)'
+        connection.execute(sql, (alias, run, version, at, by))

@@ -1,0 +1,79 @@
+"""Sweeps: a grid of runs, and what successive halving decided of them.
+
+A sweep's row: {sweep, owner, created_at, grid {key: [text]}, halving {eta, rungs: [step], metric} or None,
+rungs: [{step, kept: [run], stopped: [run], scores: {run: number or None}, at}] in order}.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from lorad.errors import Conflict, NotFound
+from lorad.store.db import Row, Store
+
+SELECT = "SELECT sweep, owner, created_at, grid, halving, rungs FROM sweeps"
+
+
+def create(
+    store: Store, sweep: str, *, owner: str, grid: Mapping[str, Sequence[str]], halving: Mapping[str, Any] | None
+) -> Row:
+    """Raises Conflict when the name is in use."""
+    with store.write() as connection:
+        refuse_used(store, sweep)
+        connection.execute(
+            "INSERT INTO sweeps (sweep, owner, created_at, grid, halving) VALUES (?, ?, ?, ?, ?)",
+            (sweep, owner, time.time(), _json(grid), None if halving is None else _json(halving)),
+        )
+        return get(store, sweep)
+
+
+def refuse_used(store: Store, sweep: str) -> None:
+    """Raises Conflict when there is a sweep of that name."""
+    if store.row("SELECT 1 FROM sweeps WHERE sweep = ?", (sweep,)):
+        hint = "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last one."
+        raise Conflict(f"there is a sweep named {sweep}", hint=hint)
+
+
+def get(store: Store, sweep: str) -> Row:
+    """Raises NotFound."""
+    row = store.row(f"{SELECT} WHERE sweep = ?", (sweep,))
+    if row is None:
+        raise NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
+    return _shaped(row)
+
+
+def sweeps(store: Store) -> list[Row]:
+    """Newest first."""
+    return [_shaped(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
+
+
+def undecided(store: Store) -> list[Row]:
+    """Those with a rung that nothing was decided at, oldest first."""
+    left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
+    return [_shaped(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
+
+
+def members(store: Store, sweep: str) -> list[str]:
+    """The names of its runs, in the order of its grid."""
+    rows = store.rows("SELECT name FROM runs WHERE sweep = ? ORDER BY created_at, rowid", (sweep,))
+    return [row["name"] for row in rows]
+
+
+def decide(store: Store, sweep: str, rung: Mapping[str, Any]) -> None:
+    """Add what was decided at the next rung."""
+    with store.write() as connection:
+        rungs = [*get(store, sweep)["rungs"], rung]
+        connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", (_json(rungs), sweep))
+
+
+def _shaped(row: Row) -> Row:
+    decoded = {key: msgspec.json.decode(row[key]) for key in ("grid", "rungs")}
+    return row | decoded | {"halving": row["halving"] and msgspec.json.decode(row["halving"])}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,114 @@
+"""What `lorad gc` deletes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from lorad.daemon.adopt import adopt
+from lorad.daemon.handlers.gc import ORPHAN_SECONDS
+from lorad.daemon.prune import LEFTOVER_SECONDS, doomed
+from lorad.store import runs
+from tests.daemon_world import Api, behave, finished, open_context, serving, until
+
+
+def aged(path: Path, seconds: float) -> Path:
+    path.mkdir(parents=True)
+    (path / "data").write_bytes(b"12345")
+    then = time.time() - seconds - 5
+    os.utime(path, (then, then))
+    return path
+
+
+def versions(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "runs" / "a" / "versions").iterdir())
+
+
+def keep_one(api: Api) -> None:
+    """From now on run a keeps as little as it can."""
+    keep = "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, '$.checkpoint.keep_samples', 2)"
+    with api.ctx.store.write() as connection:
+        connection.execute(f"UPDATE runs SET spec = {keep} WHERE name = 'a'")
+
+
+async def test_what_lost_its_pin_or_alias_goes_and_the_rest_stays(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("pin", "a@1001")
+        await api("swap", "bot", "a@1002")
+        told = await api("gc", dry_run=True)
+        assert len(versions(home)) == 6 and told["dry_run"]
+        done = await api("gc")
+        assert (done["deleted"], done["bytes"]) == (told["deleted"], told["bytes"]) and done["bytes"] > 0
+        kinds = [Path(item["path"]).parent.name for item in done["deleted"]]
+        assert {kind: kinds.count(kind) for kind in kinds} == {"checkpoints": 2, "versions": 3, "samples": 4}
+        assert versions(home) == ["001001", "001002", "001006"]
+        await api("unpin", "a@1001")
+        await api("remove_alias", "bot")
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and not status.loaded)
+        whys = {(Path(item["path"]).name, item["why"]) for item in (await api("gc"))["deleted"]}
+        assert whys == {(name, "checkpoint.keep_versions is 1") for name in ("001001", "001002")}
+        assert (await api("gc"))["deleted"] == [] and versions(home) == ["001006"]
+        assert [c["step"] for c in await api("checkpoints", "a")] == [6]
+
+
+async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("serving", "a@1001")
+        api.ctx.in_hand["a@1003"] += 1
+        await api("gc")
+        assert versions(home) == ["001001", "001003", "001006"]
+
+
+async def test_leftovers_and_directories_of_removed_runs_go_and_unknown_ones_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        finished(api.ctx, "b")
+        await api("remove", "b")
+        old = aged(home / "runs" / "a" / "versions" / ".tmp-001007-x", LEFTOVER_SECONDS)
+        young = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000008-x", -100)
+        removed = aged(home / "runs" / ".removed-c-1", 0)
+        orphan, stranger = (aged(home / "runs" / name, ORPHAN_SECONDS) for name in ("b", "stranger"))
+        done = await api("gc")
+        assert {item["path"] for item in done["deleted"]} == {str(old), str(removed), str(orphan)}
+        assert {path.exists() for path in (old, removed, orphan)} == {False}
+        assert young.exists() and stranger.exists() and done["bytes"] == 15
+
+
+async def test_what_a_run_that_works_is_still_writing_stays(home: Path) -> None:
+    behave(home, driver={"seconds": 5.0})
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE attempts SET started_at = started_at - 7200")
+        old = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000002-x", 7200)
+        slow = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000008-x", LEFTOVER_SECONDS)
+        assert [item["path"] for item in (await api("gc"))["deleted"]] == [str(old)] and slow.exists()
+        await api("kill", "a")
+
+
+async def test_nothing_that_a_pool_may_have_loaded_goes_before_it_has_said_so(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("serving", "a@1001")
+    ctx = open_context(home)
+    adopt(ctx)
+    numbers = {int(item.path.name) for item in doomed(ctx, runs.get(ctx.store, "a")) if item.kind == "version"}
+    ctx.store.close()
+    ctx.journal.close()
+    assert 1001 not in numbers
+
+
+async def test_a_run_that_is_about_to_resume_is_left_alone(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        aged(home / "runs" / "a" / "versions" / ".tmp-001007-x", LEFTOVER_SECONDS)
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET resume_step = 2 WHERE name = 'a'")
+        assert (await api("gc"))["deleted"] == []
