@@ -1,13 +1,20 @@
 # make demo    a first LoRA RL run on this machine's CPU        make test    every test
 # make check   linters, types, import contracts                make bench   lorad against TRL
-# make kill9   kill everything mid-step, N times               make clean   removes .venv and caches
+# make kill9   kill everything under running jobs, N times     make clean   removes .venv and caches
+# make upgrade             restart the daemon under running jobs as one with another schema, and go back
+# make powercut, enospc    the power goes at any byte; the disk fills up under a run (needs root); ARGS='--steps 60', '--rounds 2'
+# make bench-load          200 clients beside 8 running jobs, and a daemon that has nothing to do
+# make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
+# make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
+# make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
+# make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -18,12 +25,12 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
-N ?= 100
+N ?= 200
 JOBS ?= 2
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
-	bench-swaps bench-publish bench-many bench-gateway bench-attestation kill9 headline clean
+	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history authz headline clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -49,7 +56,7 @@ demo: $(VENV)/.ready
 	@BIN=$(BIN) .ci/next-steps
 
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not long" --ignore=tests/engines --ignore=tests/trainers $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines --ignore=tests/trainers $(ARGS)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
@@ -89,8 +96,9 @@ bench-scaling bench-curves bench-arrivals: $(VENV)/.ready-bench
 
 ## Runs decide about threads themselves, as they do for users.
 bench-many: MODULE := many
+bench-load: MODULE := load
 bench-gateway: MODULE := gateway_swaps
-bench-many bench-gateway: $(VENV)/.ready-dev
+bench-many bench-load bench-gateway: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 bench-attestation: $(VENV)/.ready-dev
@@ -103,11 +111,26 @@ bench-swaps bench-publish: $(VENV)/.ready-dev
 	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 kill9: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --rounds $(N) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --kills $(N) $(ARGS)
+
+upgrade: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.upgrade $(ARGS)
+
+powercut enospc: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
+
+bench-history: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.benchmarks.history $(ARGS)
+
+authz: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.authz $(ARGS)
 
 headline: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9_many $(ARGS)
 
+slowloris fuzz: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

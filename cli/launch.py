@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from typing import IO
 
+from lorad.cli.systemd import start_by_unit
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable, StorageError
+from lorad.paths import Home
 
 START_SECONDS = 20.0
 
@@ -27,6 +30,9 @@ def connected() -> Client:
 def start(client: Client) -> None:
     """Start the daemon in the background and wait until it answers. Two at once are fine: one of them wins."""
     home = client.home
+    if (owner := home.shared_by) is not None:
+        hint = f"User {owner} starts it: `lorad daemon run --system`, or `lorad daemon install --system`."
+        raise DaemonUnreachable(f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint)
     try:
         home.daemon_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         home.daemon_log.touch()
@@ -35,25 +41,31 @@ def start(client: Client) -> None:
         raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
     with home.daemon_log.open("ab") as log:
         before = log.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lorad.daemon"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env=os.environ | {"LORAD_HOME": str(home.root)},
-        )
+        process = None if start_by_unit(home) else spawn(home, log)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:
-            if client.status()["pid"] != process.pid:  # another one was quicker: ours ends when it sees that
+            pid = client.status()["pid"]
+            if process is not None and pid != process.pid:  # another one was quicker: ours ends when it sees that
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(START_SECONDS)
             return
         except DaemonUnreachable:
-            if process.poll() not in (None, 0):
+            if process is not None and process.poll() not in (None, 0):
                 break
             time.sleep(0.02)
     tail = home.daemon_log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
     raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")
+
+
+def spawn(home: Home, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lorad.daemon"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        cwd="/",
+        env={name: value for name, value in os.environ.items() if name != "LORAD_ATTEMPT"}
+        | {"LORAD_HOME": str(home.root)},  # it may be a run that starts it, and is outlived by it
+    )

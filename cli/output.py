@@ -60,6 +60,11 @@ def run_table(runs: Sequence[Json]) -> None:
     print_table(columns, [run_row(r) for r in runs], empty="No runs. `lorad init` writes a spec to start from.")
 
 
+def shortened(text: str, most: int = 120) -> str:
+    """So that it has room in a table; `lorad show` has all of it."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip(' ,;')}…"
+
+
 def run_row(run: Json) -> tuple[str, ...]:
     first, last = run.get("eval_first"), run.get("eval_last")
     rate = (run.get("rates") or {}).get("tokens_per_second")
@@ -73,5 +78,5 @@ def run_row(run: Json) -> tuple[str, ...]:
         number(rate, 0) if run["state"] == "running" else "",
         str(run.get("owner", "")),
         age(run.get("created_at")),
-        why(run),
+        shortened(why(run)),
     )

@@ -27,7 +27,8 @@ def runtime_checks(home: Home, device: str) -> Iterator[Told]:
     machine = read_machine(pid or "self")
     overrides = Overrides(config=settings(home), environment=environment(pid))
     yield "cpus", cpus(machine), asdict(machine)
-    tiny, large = (choose_runtime(parameters, machine, device, overrides) for parameters in SIZES.values())
+    slots = cpu_slots(home) if device == "cpu" else 1
+    tiny, large = (choose_runtime(count, machine, device, overrides, slots=slots) for count in SIZES.values())
     for name, chosen in zip(SIZES, (tiny, large), strict=True):
         yield name, f"{threads(chosen.threads)} ({words(chosen.reasons['threads'])})", chosen.told()
     yield "waiting", f"{large.wait_policy} ({words(large.reasons['wait_policy'])})", large.told()
@@ -50,6 +51,13 @@ def settings(home: Home) -> RuntimeSettings:
         return load(home.config).runtime
     except LoradError:
         return RuntimeSettings()  # another check tells
+
+
+def cpu_slots(home: Home) -> int:
+    try:
+        return load(home.config).devices.cpu_slots
+    except LoradError:
+        return 1
 
 
 def environment(pid: int | None) -> Mapping[str, str]:

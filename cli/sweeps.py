@@ -11,8 +11,9 @@ from typing import Any
 
 from lorad.cli.launch import start
 from lorad.cli.output import age, note, number, print_json, print_table, printable, why
-from lorad.client import Client, Json
+from lorad.client import Client
 from lorad.errors import DaemonUnreachable
+from lorad.transport import Json
 
 PERIOD = 0.5  # seconds between looks
 OVER = ("ended", "paused")

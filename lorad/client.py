@@ -4,11 +4,12 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 `lorad.errors`). JSON keys are those of the design; the shapes are told here, once:
 
 - run       {name, state, reason, detail, waiting, step, steps, reward, eval_first, eval_last, version, owner, pool,
-             created_at, started_at, ended_at, attempt, rates: {tokens_per_second, step_seconds}}
+             created_at, started_at, ended_at, attempt, preempted, rates: {tokens_per_second, step_seconds}}
             state: lorad.states.RunState; reason: EndReason or null; detail: why it ended, in words; waiting: why it is
-            queued, in words; reward: mean of the last step; version: the current version's number
+            queued, in words; reward: mean of the last step; version: the current version's number;
+            preempted: the run that it makes or made room for, or null
 - show      a run plus {directory, origin, sweep, serving, spec, processes: [{role, pid}], warnings: [str], trainable,
-             attempts: [{attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, changed}]}
+             attempts: [{attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail, changed}]}
             origin: run@version or directory that it came from; changed: {key: value} where its spec is not that of the
             attempt before; trainable: {parameters, base, share} of the newest attempt, or null
 - step      {step, attempt, at, version, metrics: {reward, reward_std, loss, kl, entropy, grad_norm, lr, clip_fraction,
@@ -31,89 +32,80 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
              waiting, slots_used, slots, prefix_hits, cache_used, detail}, see lorad/engines/base.py
             trainer: {name}, then {name, software: {name: version}, alive, here, memory, memory_peak, detail}
             runtime: {threads, wait_policy, malloc: {variable: number}, reasons: {threads: {source, text}, …}} or null
-- device    {device, name, memory_total, memory_used, pool}
+- device    {device, name, memory_total, memory_used, utilization (0 to 1 or null), pool, lease: {pool, uid, user, why,
+             since, free_after (seconds idle, or null)} or null, processes: [{pid, user, name, memory, ours}]}
 - event     {id, at, run, kind, data}: kind is `state`, or a journal kind (step, eval, version, checkpoint, end, …)
 """
 
 from __future__ import annotations
 
-import http.client
-import json
-import socket
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
-from lorad.errors import DaemonUnreachable, NotFound, from_wire
+from lorad.errors import NotFound
 from lorad.paths import Home, default_home
+from lorad.transport import Items, Json, Transport
 
-Json = dict[str, Any]
-Items = list[Json]  # spelt out here: inside Client, `list` is a request
-Strings = list[str]
-CUT_OFF = (OSError, http.client.HTTPException, ValueError)  # what an answer that ends too early raises
-RESTART = "Start it with `lorad daemon start`."
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout: float | None) -> None:
-        super().__init__("lorad", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+Strings = list[str]  # spelt out here: inside Client, `list` is a request
 
 
 class Client:
     """Talks to the daemon of one home. Cheap to make; safe to use from several threads (a connection per request)."""
 
-    def __init__(self, home: Home | None = None, *, timeout: float = 600.0) -> None:
+    def __init__(self, home: Home | None = None, *, timeout: float = 600.0, transport: Transport | None = None) -> None:
         self.home = home or Home(default_home())
-        self.timeout = timeout
+        self._http = transport or Transport(self.home.socket, timeout)
+
+    def patient(self, timeout: float) -> Client:
+        """The same client with another timeout, in seconds."""
+        return Client(self.home, transport=self._http.patient(timeout))
 
     # -- the daemon ------------------------------------------------------------------------------------------------
     def status(self) -> Json:
-        """{pid, version, home, started_at, gateway, runs: {state: count}, database: {schema, bytes}}."""
-        return self._get("/v1/status")
+        """{pid, version, home, started_at, gateway, troubles, runs: {state: count}, database: {schema, bytes}}."""
+        return self._http.get("/v1/status")
 
     def shutdown(self, *, gateway: bool = False) -> Json:
         """Ask the daemon to exit; runs and pools go on, and so does the gateway unless it is to end as well."""
-        return self._post("/v1/shutdown", {"gateway": gateway})
+        return self._http.post("/v1/shutdown", {"gateway": gateway})
 
     def database(self) -> Json:
-        """{problems: [str], warnings: [str]} of the whole database, read now."""
-        return self._get("/v1/database")
+        """{problems: [str], warnings: [str]} of the whole database, and of the rows against the disk, read now."""
+        return self._http.get("/v1/database")
+
+    def orphans(self) -> Items:
+        """Processes of this home that nothing accounts for: {pid, attempt, command, user}."""
+        return self._http.list_of("/v1/orphans")
 
     def pools(self) -> Items:
-        return self._list("/v1/pools")
+        return self._http.list_of("/v1/pools")
 
     def stop_pool(self, pool: str) -> Json:
         """End an idle pool. Raises Conflict while a run uses it."""
-        return self._delete(f"/v1/pools/{quote(pool)}")
+        return self._http.delete(f"/v1/pools/{quote(pool)}")
 
     def devices(self) -> Items:
-        return self._list("/v1/devices")
+        return self._http.list_of("/v1/devices")
 
     def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Json]:
         """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of kind
         `idle` comes every few seconds when nothing happens, so that a reader can look up."""
         query = {"after": after} | ({"run": run} if run else {})
-        yield from self._stream("GET", f"/v1/events?{urlencode(query)}", None)
+        yield from self._http.stream("GET", f"/v1/events?{urlencode(query)}", None)
 
     # -- runs ------------------------------------------------------------------------------------------------------
     def run(self, spec: str, *, source: str, cwd: str, overrides: Strings, name: str | None) -> Json:
         """Check (preflight) and queue a run: a run. `source`: the file's name for messages; `cwd`: for its paths."""
         body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name}
-        return self._post("/v1/runs", body)
+        return self._http.post("/v1/runs", body)
 
-    def list(self, *, all: bool = False) -> Items:
-        """Runs, newest first; without `all`, active ones and those of the last day."""
-        return self._list(f"/v1/runs?all={int(all)}")
+    def list(self, *, all: bool = False, limit: int = 0) -> Items:
+        """Runs, newest first; without `all`, active ones and those of the last day. limit: of those that ended, the
+        newest so many, less the others."""
+        return self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}")
 
     def show(self, run: str) -> Json:
-        return self._get(_path(run))
+        return self._http.get(_path(run))
 
     def resume(
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
@@ -122,93 +114,93 @@ class Client:
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
         """
-        return self._post(f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]})
+        return self._http.post(f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]})
 
     def pause(self, run: str) -> Json:
-        return self._post(f"{_path(run)}/pause", {})
+        return self._http.post(f"{_path(run)}/pause", {})
 
     def stop(self, run: str) -> Json:
-        return self._post(f"{_path(run)}/stop", {})
+        return self._http.post(f"{_path(run)}/stop", {})
 
     def kill(self, run: str) -> Json:
-        return self._post(f"{_path(run)}/kill", {})
+        return self._http.post(f"{_path(run)}/kill", {})
 
     def remove(self, run: str) -> Json:
         """Delete an ended or paused run with its directory."""
-        return self._delete(_path(run))
+        return self._http.delete(_path(run))
 
     def steps(self, run: str, *, after: int = 0, limit: int = 10000) -> Items:
         """Steps of the surviving lineage with step > after, in order."""
-        return self._list(f"{_path(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
+        return self._http.list_of(f"{_path(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
 
     def evals(self, run: str) -> Items:
-        return self._list(f"{_path(run)}/evals")
+        return self._http.list_of(f"{_path(run)}/evals")
 
     def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> Items:
         """Of one step (default: the last): {step, version, prompt_id, index, prompt, completion, answer, reward,
         advantage, finish, error, tokens, logprobs}."""
         query = {"limit": limit} | ({} if step is None else {"step": step})
-        return self._list(f"{_path(run)}/samples?{urlencode(query)}")
+        return self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}")
 
     def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> Json:
         """{text, offset, size}: from a byte offset (negative: from the end); `offset` is where to go on."""
-        return self._get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+        return self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
 
     # -- versions --------------------------------------------------------------------------------------------------
     def adapters(self, run: str | None = None) -> Items:
-        return self._list(f"/v1/versions?{urlencode({'run': run} if run else {})}")
+        return self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}")
 
     def checkpoints(self, run: str) -> Items:
-        return self._list(f"{_path(run)}/checkpoints")
+        return self._http.list_of(f"{_path(run)}/checkpoints")
 
     def export(self, version: str, directory: str) -> Json:
         """Copy a version, verified, as a PEFT directory: {version, path, sha256}. `version`: run@number."""
-        return self._post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory})
+        return self._http.post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory})
 
     def pin(self, version: str) -> Json:
         """Keep a version loaded and its files safe: a version. Its pool is started by whoever asks for it."""
-        return self._post(f"/v1/versions/{quote(version, safe='')}/pin", {})
+        return self._http.post(f"/v1/versions/{quote(version, safe='')}/pin", {})
 
     def unpin(self, version: str) -> Json:
-        return self._post(f"/v1/versions/{quote(version, safe='')}/unpin", {})
+        return self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin", {})
 
     def aliases(self) -> Items:
-        return self._list("/v1/aliases")
+        return self._http.list_of("/v1/aliases")
 
     def alias_moves(self, alias: str) -> Items:
         """Newest first."""
-        return self._list(f"/v1/aliases/{quote(alias, safe='')}/moves")
+        return self._http.list_of(f"/v1/aliases/{quote(alias, safe='')}/moves")
 
     def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Json:
         """Serve another version under an alias, or the one before (`rollback`): an alias plus {previous, attestation,
         seconds}, with {verdict, detail}. The version is loaded and attested first; a refused one changes nothing."""
-        return self._post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
+        return self._http.post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
 
     def remove_alias(self, alias: str) -> Json:
-        return self._delete(f"/v1/aliases/{quote(alias, safe='')}")
+        return self._http.delete(f"/v1/aliases/{quote(alias, safe='')}")
 
     def verify(self, run: str) -> Json:
         """{run, checks: [{check, looked_at (in words), problems: [str], seconds}], problems: count}."""
-        return self._post(f"{_path(run)}/verify", {})
+        return self._http.post(f"{_path(run)}/verify", {})
 
     def gc(self, *, dry_run: bool = False) -> Json:
         """Delete files that nothing can ask for: {deleted: [{run, path, bytes, why}], bytes, dry_run}."""
-        return self._post("/v1/gc", {"dry_run": dry_run})
+        return self._http.post("/v1/gc", {"dry_run": dry_run})
 
     def serve(self, model: str, adapters: Items, *, cwd: str, overrides: Strings) -> Json:
         """Keep a base warm and serve PEFT directories under aliases: {pool, gateway, aliases: [alias]}.
 
         adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
-        return self._post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides})
+        return self._http.post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides})
 
     def stop_serving(self, model: str) -> Json:
         """Let the pool of a base end when it is idle: {model, runs: [str]}. Aliases stay."""
-        return self._post("/v1/serve/stop", {"model": model})
+        return self._http.post("/v1/serve/stop", {"model": model})
 
     def serving(self, model: str) -> Json:
         """What the gateway needs to serve `model`, an alias or run@version, whose pool is started and which is loaded
         after this: {model, run, version, sha256, socket, model_path, chat_template}."""
-        return self._post("/v1/serving", {"model": model})
+        return self._http.post("/v1/serving", {"model": model})
 
     def sweep(
         self, spec: str, *, source: str, cwd: str, overrides: Strings, name: str | None, halving: Json | None
@@ -216,73 +208,21 @@ class Client:
         """A run for each point of the grid that overrides with several values span: a sweep plus {warnings}. halving:
         {eta, rungs, metric}, with null for what is to be chosen."""
         body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name, "halving": halving}
-        return self._post("/v1/sweeps", body)
+        return self._http.post("/v1/sweeps", body)
 
     def sweeps(self, name: str | None = None) -> Items:
         """Newest first, or the one of that name."""
-        return self._list("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
+        return self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
 
     def fork(self, version: str, *, overrides: Strings, name: str | None, steps: int | None, fresh: bool) -> Json:
         """A new run that begins with a version and its optimizer's state (fresh: without that): a run."""
         body = {"overrides": overrides, "name": name, "steps": steps, "fresh": fresh}
-        return self._post(f"/v1/versions/{quote(version, safe='')}/fork", body)
+        return self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", body)
 
     def generate(self, version: str, prompt: str, sampling: Json) -> Json:
         """{version, completions: [{text, tokens, finish}]}; sampling: {n, temperature, top_p, top_k, max_new_tokens,
         seed, stop}. `version`: an alias, run@number, or a run's name for its current version."""
-        return self._post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling})
-
-    # -- transport -------------------------------------------------------------------------------------------------
-    def _get(self, path: str) -> Json:
-        return self._one("GET", path, None)
-
-    def _post(self, path: str, body: Json) -> Json:
-        return self._one("POST", path, body)
-
-    def _delete(self, path: str) -> Json:
-        return self._one("DELETE", path, None)
-
-    def _list(self, path: str) -> Items:
-        answer = self._one("GET", path, None)
-        items: Items = answer["items"]
-        return items
-
-    def _one(self, method: str, path: str, body: Json | None) -> Json:
-        connection, response = self._request(method, path, body)
-        try:
-            answer: Json = json.loads(response.read())
-        except CUT_OFF as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
-        finally:
-            connection.close()
-        return answer
-
-    def _stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
-        connection, response = self._request(method, path, body)
-        try:
-            for line in response:
-                yield json.loads(line)
-        except CUT_OFF as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
-        finally:
-            connection.close()
-
-    def _request(
-        self, method: str, path: str, body: Json | None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = _UnixConnection(self.home.socket, self.timeout)
-        try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise DaemonUnreachable(f"no daemon answers on {self.home.socket}: {error}", hint=RESTART) from error
-        if response.status >= 400:
-            text = response.read()
-            connection.close()
-            raise from_wire(_error_body(text, response.status))
-        return connection, response
+        return self._http.post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling})
 
 
 def _path(run: str) -> str:
@@ -290,11 +230,3 @@ def _path(run: str) -> str:
     if run in ("", ".", ".."):
         raise NotFound(f"no run named {run!r}", hint="`lorad list --all` shows every run.")
     return f"/v1/runs/{quote(run, safe='')}"
-
-
-def _error_body(text: bytes, status: int) -> dict[str, str]:
-    try:
-        error: dict[str, str] = json.loads(text)["error"]
-        return error
-    except (ValueError, KeyError, TypeError):
-        return {"kind": "LoradError", "message": f"the daemon answered {status}: {text[:200]!r}", "hint": ""}

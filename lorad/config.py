@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from lorad.bounds import SPEC_BYTES
 from lorad.errors import SpecError
+from lorad.files import read_file
+
+Variable = Annotated[str, Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
+PositiveSeconds = Annotated[float, Meta(gt=0)]
 
 
 class Backend(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,11 +57,75 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("gateway: port and tokens go together")
 
 
+class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds after which a process counts as hung, and how large logs become.
+
+    hang: without a heartbeat (a stopped process, a machine that swaps); stall: with heartbeats and work, and no
+    progress. Of a log that is larger than log_bytes the older half goes.
+    """
+
+    hang: PositiveSeconds = 120.0
+    stall: PositiveSeconds = 1800.0
+    log_bytes: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
+
+
+class Limit(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one user may have at a time; None: as much as there is. runs: that work; disk: bytes of all their runs."""
+
+    devices: Annotated[int, Meta(ge=0)] | None = None
+    runs: Annotated[int, Meta(ge=0)] | None = None
+    disk: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+    """preemption: a run may stop those of lower priority at their next step, they are queued again. limits: of every
+    user; users: of some, by name. idle_timeout_wanted: seconds that an idle pool stays while another user waits for its
+    device."""
+
+    preemption: bool = True
+    idle_timeout_wanted: PositiveSeconds = 10.0
+    limits: Limit = Limit()
+    users: dict[str, Limit] = {}
+
+    def limit_of(self, user: str) -> Limit:
+        return self.users.get(user, self.limits)
+
+
+class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a daemon that several users share. read: who sees a run beside its owner; admins: names of those who may do
+    everything."""
+
+    read: Literal["all", "owner"] = "all"
+    admins: list[str] = []
+
+
+class Devices(Struct, frozen=True, forbid_unknown_fields=True):
+    """cpu_slots: how many pools compute on the CPU at a time, where there is no GPU."""
+
+    cpu_slots: Annotated[int, Meta(gt=0, le=64)] = 1
+
+
+class Metrics(Struct, frozen=True, forbid_unknown_fields=True):
+    """port: on 127.0.0.1, for Prometheus; what it tells there is open to every user of the machine."""
+
+    port: Annotated[int, Meta(gt=0, le=65535)] | None = None
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """idle_timeout: seconds that a pool without runs stays warm."""
+    """idle_timeout: seconds that a pool without runs stays warm. disk_budget: bytes of runs beyond which what can be
+    deleted is, without being asked. environment: variables of the daemon that runs inherit where that is not all of
+    them (a shared daemon); secrets: variable -> a file, readable by its owner only, that holds its value."""
 
     storage: Path | None = None  # bulk files of runs; None: in the home itself
     idle_timeout: float = 600.0
+    disk_budget: Annotated[int, Meta(gt=0)] | None = None
+    environment: list[Variable] = []
+    secrets: dict[Variable, Path] = {}
+    supervision: Supervision = Supervision()
+    queue: Queue = Queue()
+    sharing: Sharing = Sharing()
+    devices: Devices = Devices()
+    metrics: Metrics = Metrics()
     backends: dict[str, Backend] = {}
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
@@ -66,19 +135,26 @@ def load(path: Path) -> Config:
     """The configuration in `path`; the defaults when there is none. Raises SpecError."""
     import yaml
 
+    from lorad.yaml_text import compose, refuse_doubles
+
     if not path.exists():
         return Config()
     try:
-        return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Config, dec_hook=_path)
+        text = read_file(path, SPEC_BYTES).decode()
+        refuse_doubles(compose(text, str(path)), str(path))
+        return msgspec.convert(yaml.safe_load(text) or {}, Config, dec_hook=_path)
+    except (OSError, UnicodeDecodeError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {told}", hint="It is a text file of YAML.") from None
     except msgspec.ValidationError as error:
         raise SpecError(f"{path}: {error}", hint="Mend or remove that key; the README lists them all.") from None
-    except yaml.YAMLError as error:  # its own words quote the line, which may hold a secret
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise SpecError(
-            f"{where}: not YAML: {problem}", hint="Check the indentation, quotes and colons there."
-        ) from None
+    except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
+        raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
+
+
+def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:
+    """As one process tells them another."""
+    return msgspec.convert(plain, dict[str, Backend], dec_hook=_path)
 
 
 def _path(kind: type, value: object) -> object:

@@ -77,6 +77,8 @@ class StorageError(LoradError):
 class AdapterRefused(LoradError):
     """An adapter that an engine or trainer must not load; nothing was changed."""
 
+    status = 422
+
 
 class AttestationFailed(LoradError):
     """The engine does not serve the version that it should."""
@@ -85,9 +87,13 @@ class AttestationFailed(LoradError):
 class PoolLost(LoradError):
     """The pool of a run is gone; the run can be resumed."""
 
+    status = 503
+
 
 class EngineGone(LoradError):
     """The engine died amid a call, which changed nothing; it comes back by itself."""
+
+    status = 503
 
 
 class Fenced(LoradError):

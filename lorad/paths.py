@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
+MEMORY = Path("/dev/shm")
 
 
 def default_home() -> Path:
@@ -36,6 +37,12 @@ def private_directory(owner: Path) -> Path:
     Derived from `owner` alone; whoever uses it makes and removes it.
     """
     return _runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
+
+
+def memory_directory(owner: Path) -> Path:
+    """A directory of `owner`'s in memory, where the machine has such a file system: derived from `owner` and the user
+    alone; whoever uses it makes and removes it."""
+    return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]}"
 
 
 def _runtime_directory() -> Path:
@@ -71,13 +78,30 @@ class AttemptDir:
 
     @property
     def status(self) -> Path:
-        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at}."""
+        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before, oom_after}."""
         return self.root / "status.json"
 
     @property
     def log(self) -> Path:
         """stdout and stderr of the process."""
         return self.root / "log"
+
+    @property
+    def killed(self) -> Path:
+        """`killed.json` {why, at}: the daemon wrote it before it killed the process."""
+        return self.root / "killed.json"
+
+    @property
+    def work(self) -> Path:
+        """Where the process itself writes. Where it belongs to another user than the daemon it has one of its own:
+        nothing beside it is theirs."""
+        theirs = self.root / "work"
+        return theirs if theirs.is_dir() else self.root
+
+    @property
+    def heartbeat(self) -> Path:
+        """See `lorad/protocol/heartbeat.py`."""
+        return self.work / "heartbeat"
 
 
 @dataclass(frozen=True)
@@ -140,6 +164,15 @@ class Home:
     @property
     def socket(self) -> Path:
         return socket_path(self.root / "lorad.sock")
+
+    @property
+    def shared_by(self) -> int | None:
+        """The user whose daemon serves this one from a home of theirs; None where the home is one's own."""
+        try:
+            owner = self.root.stat().st_uid
+        except OSError:
+            return None
+        return None if os.getuid() in (0, owner) else owner
 
     @property
     def database(self) -> Path:

@@ -8,9 +8,9 @@ Who decides, strongest first; each setting on its own:
 3. The box: `runtime: {threads: 4, wait_policy: active, malloc: off}` in `config.yaml`.
 4. The environment of the daemon: `OMP_NUM_THREADS`, `OMP_WAIT_POLICY`, `MALLOC_*` and `GLIBC_TUNABLES`.
 5. `choose_runtime`: one thread below SMALL_MODEL parameters; above, the physical cores that are granted (affinity,
-   cgroup quota) and idle, no more than one for each PER_THREAD parameters. Waiting is passive: threads that spin on a
-   busy box take the CPU from those that they wait for. Active waiting must be asked for, and is granted only where
-   every thread has a CPU to itself.
+   cgroup quota; a slot's share of them) and idle, no more than one for each PER_THREAD parameters. Waiting is passive:
+   threads that spin on a busy box take the CPU from those that they wait for. Active waiting must be asked for, and is
+   granted only where every thread has a CPU to itself.
    malloc keeps what a step frees instead of returning it to the system and faulting it in again at the next step.
 
 The figures behind it are in `tests/benchmarks/NOTES.md`.
@@ -85,16 +85,18 @@ class Runtime:
         }
 
 
-def choose_runtime(parameters: int, machine: Machine, device: str, overrides: Overrides) -> Runtime:
-    """For a model of that many parameters on `device` (`cpu`, `cuda:0`, …)."""
-    threads, why_threads = choose_threads(parameters, machine, device, overrides)
+def choose_runtime(parameters: int, machine: Machine, device: str, overrides: Overrides, *, slots: int = 1) -> Runtime:
+    """For a model of that many parameters on `device` (`cpu`, `cuda:0`, …). slots: pools that may share the CPU."""
+    threads, why_threads = choose_threads(parameters, machine, device, overrides, slots)
     wait_policy, why_waiting = choose_wait_policy(threads, machine, overrides)
     malloc, why_malloc = choose_malloc(machine, overrides)
     reasons = {"threads": why_threads, "wait_policy": why_waiting, "malloc": why_malloc}
     return Runtime(threads, wait_policy, malloc, reasons)
 
 
-def choose_threads(parameters: int, machine: Machine, device: str, overrides: Overrides) -> tuple[int, Why]:
+def choose_threads(
+    parameters: int, machine: Machine, device: str, overrides: Overrides, slots: int = 1
+) -> tuple[int, Why]:
     asked: list[tuple[int | None, Source, str]] = [
         (overrides.run, "run", "as in its first attempt: a deterministic run keeps its threads"),
         (overrides.spec, "spec", "pool.threads"),
@@ -105,10 +107,10 @@ def choose_threads(parameters: int, machine: Machine, device: str, overrides: Ov
         if threads is not None:
             short = f"; only {machine.usable} can run at a time here: slower" if threads > machine.usable else ""
             return threads, Why(source, text + short)
-    return _automatic_threads(parameters, machine, device)
+    return _automatic_threads(parameters, machine, device, slots)
 
 
-def _automatic_threads(parameters: int, machine: Machine, device: str) -> tuple[int, Why]:
+def _automatic_threads(parameters: int, machine: Machine, device: str, slots: int) -> tuple[int, Why]:
     usable = machine.usable
     if device != "cpu":
         return min(GPU_THREADS, usable), Why("automatic", f"{device} computes")
@@ -116,8 +118,9 @@ def _automatic_threads(parameters: int, machine: Machine, device: str) -> tuple[
     if parameters < SMALL_MODEL:
         return 1, Why("automatic", f"{millions}: below {SMALL_MODEL / 1e6:.0f} M, decoding gains nothing from several")
     idle = round(machine.all_cores - machine.load)
-    threads = max(1, min(usable, idle, parameters // PER_THREAD))
-    seen = f"{millions}, {usable} of {machine.all_cores} cores granted, load {machine.load:.1f}"
+    threads = max(1, min(usable // slots, idle, parameters // PER_THREAD))
+    shared = f" to {slots} slots" if slots > 1 else ""
+    seen = f"{millions}, {usable} of {machine.all_cores} cores granted{shared}, load {machine.load:.1f}"
     return threads, Why("load", seen)
 
 

@@ -6,13 +6,13 @@ reward) is checked by the preflight. Readers never see a key rewritten: derived 
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from lorad.errors import SpecError
+from lorad.spec_errors import advice, readable, refuse_unknown
 
 COUNT_LIMIT = 2**31 - 1
 Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
@@ -23,7 +23,6 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
-NAME_HINT = "A name is 1 to 63 of a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -190,11 +189,14 @@ class Pool(Part, frozen=True):
 
 class Resources(Part, frozen=True):
     """What the run needs and how it is treated. devices: GPUs; None: as many as the backends need. priority: who waits
-    less, in the queue and for turns in a pool. exclusive: no other run is in its pool while it works."""
+    less, in the queue and for turns in a pool. preemptible: runs of higher priority may stop it at a step and take its
+    place. max_restarts: automatic ones in all. exclusive: no other run is in its pool while it works."""
 
     devices: Annotated[int, Meta(ge=1, le=64)] | None = None
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
+    preemptible: bool = True
     restart: Literal["never", "on-failure"] = "never"
+    max_restarts: NonNegative = 20
     exclusive: bool = False
 
 
@@ -243,58 +245,14 @@ def convert(data: Any) -> Spec:
     """
     if not isinstance(data, dict):
         raise SpecError(f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one.")
-    _refuse_unknown(data, Spec, "")
+    refuse_unknown(data, Spec, "")
     try:
         return msgspec.convert(data, Spec)
     except msgspec.ValidationError as error:
-        message = _readable(str(error))
-        raise SpecError(message, hint=_advice(message)) from None
+        message = readable(str(error))
+        raise SpecError(message, hint=advice(Spec, message)) from None
 
 
 def to_json(spec: Spec) -> bytes:
     """The resolved spec, canonical: equal specs give equal bytes."""
     return msgspec.json.encode(spec)
-
-
-def _refuse_unknown(data: dict[str, Any], part: type[Struct], prefix: str) -> None:
-    fields = {field.name: field.type for field in msgspec.structs.fields(part)}
-    for key, value in data.items():
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(fields)}"
-            raise SpecError(f"{prefix}{key}: unknown key", hint=known[0].upper() + known[1:])
-        section = _section(fields[key])
-        if section is not None and isinstance(value, dict):
-            _refuse_unknown(value, section, f"{prefix}{key}.")
-
-
-def _section(kind: Any) -> type[Struct] | None:
-    candidates = (kind, *getattr(kind, "__args__", ()))
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Struct)), None)
-
-
-def _advice(message: str) -> str:
-    """What the key that `message` begins with may be."""
-    kind: Any = Spec
-    default: Any = None
-    for part in message.partition(":")[0].partition("[")[0].split("."):
-        fields = {field.name: field for field in msgspec.structs.fields(_section(kind) or Spec)}
-        if part not in fields:
-            return "See `lorad init` for a spec."
-        kind, default = fields[part].type, fields[part].default
-        if default is msgspec.NODEFAULT and fields[part].default_factory is not msgspec.NODEFAULT:
-            default = fields[part].default_factory()
-    if message.startswith("name:"):
-        return NAME_HINT
-    if choices := [value for value in get_args(kind) if isinstance(value, str)]:
-        return f"Choose one of: {', '.join(choices)}."
-    if (section := _section(kind)) is not None:
-        return f"Its keys: {', '.join(section.__struct_fields__)}."
-    return f"The default is {msgspec.json.encode(default).decode()}."
-
-
-def _readable(message: str) -> str:
-    """`Expected `int` >= 1 - at `$.lora.rank`` -> `lora.rank: Expected int >= 1`."""
-    text, _, where = message.partition(" - at ")
-    key = where.strip("`").removeprefix("$").removeprefix(".")
-    return f"{key}: {text}".replace("`", "") if key else text.replace("`", "")

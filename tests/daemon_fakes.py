@@ -25,10 +25,12 @@ from lorad.adapters.directory import write_directory
 from lorad.adapters.peft import write_peft
 from lorad.errors import AttestationFailed, LoradError, PoolLost, to_wire
 from lorad.models.directory import resolve
-from lorad.paths import Home, RunDir
-from lorad.protocol import frames
+from lorad.paths import AttemptDir, Home, RunDir
+from lorad.pool.config import log_directory
+from lorad.protocol import frames, heartbeat
 from lorad.protocol.calls import Answer, Attestation, Call, Loaded, Nothing
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import (
     Attempt,
     CheckpointFact,
@@ -50,6 +52,7 @@ FACTS: dict[str, Any] = {
     "linears": ["q_proj", "o_proj"],
     "max_positions": 2048,
 }
+heartbeat.BEAT_SECONDS = 0.1
 METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.02}
 
 
@@ -60,14 +63,16 @@ def behaviour(of: str) -> dict[str, Any]:
 
 
 class Driver:
-    """Steps of `seconds` each; `crash_at`: exits with 3 at that step; `lost_at`: its pool is up, but loses its trainer;
-    `hang`, `deaf`: to its pool, to SIGTERM.
+    """Steps of `seconds` each; `crash_at`, `fails_at`: exits with 3 at that step, or ends by itself, and `says` why;
+    `lost_at`: its pool is up, but loses its trainer; `hang`, `deaf`: to its pool, to SIGTERM; `stuck_at`: goes on for
+    ever at that step; `silent`: without a heartbeat; `prints`: so many bytes at each step.
     """
 
     def __init__(self, attempt_dir: Path) -> None:
+        self.attempt = AttemptDir(attempt_dir)
         self.params = json.loads((attempt_dir / "params.json").read_text())
         self.run_dir = RunDir(Path(self.params["run_dir"]))
-        self.spec = json.loads(self.run_dir.spec.read_text())
+        self.spec = json.loads(Path(self.params.get("spec") or self.run_dir.spec).read_text())
         self.how = behaviour("driver")
         self.stopped = False
         self.step = 0
@@ -75,6 +80,8 @@ class Driver:
     def drive(self) -> None:
         pool = connect(Path(self.params["pool_socket"]))
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopped", not self.how.get("deaf")))
+        if not self.how.get("silent"):
+            HEART.start(self.attempt.heartbeat)
         with JournalWriter(self.run_dir.journal, self.params["run"], self.params["attempt"]) as self.journal:
             self.begin()
             try:
@@ -82,7 +89,8 @@ class Driver:
             except PoolLost as error:
                 reason = "lost"
                 print(error, flush=True)
-            self.journal.append("end", self.step, EndFact(reason, f"{self.step} steps"))
+            said = f"{self.step} steps" if reason != "failed" else self.how["says"]
+            self.journal.append("end", self.step, EndFact(reason, said))
 
     def begin(self) -> None:
         facts = lineage([record for record, _ in read(self.run_dir.journal)])
@@ -97,13 +105,19 @@ class Driver:
 
     def loop(self, pool: Connection) -> str:
         while self.step < self.params["steps"] and not self.stopped:
+            HEART.work("step")
+            while self.step + 1 == self.how.get("stuck_at"):
+                time.sleep(0.1)
+            print("x" * self.how.get("prints", 0), flush=True)
             time.sleep(self.how.get("seconds", 0.02))
             if not self.how.get("hang"):
                 pool.call("status", Nothing())
             self.step += 1
             if self.step == self.how.get("crash_at"):
-                print("the driver is out of luck", flush=True)
+                print(self.how.get("says", "the driver is out of luck"), flush=True)
                 os._exit(3)
+            if self.step == self.how.get("fails_at"):
+                return "failed"
             if self.step == self.how.get("lost_at"):
                 raise PoolLost("the trainer is gone")
             self.facts()
@@ -168,6 +182,7 @@ def serve(pool_dir: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     parent = os.getpid()
     engine = Engine(pool_dir / "loaded.json")
+    HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from lorad.bounds import Bounds
 from lorad.client import Client
 from lorad.config import Config
 from lorad.daemon.adopt import adopt
@@ -140,8 +141,9 @@ class Api:
 
 
 @contextlib.asynccontextmanager
-async def serving(home: Path, **config: Any) -> AsyncIterator[Api]:
+async def serving(home: Path, *, bounds: Bounds = Bounds(), **config: Any) -> AsyncIterator[Api]:  # noqa: B008
     ctx = open_context(home, **config)
+    ctx.bounds = bounds
     adopt(ctx)
     async with answering(ctx):
         loop = asyncio.create_task(reconcile(ctx))

@@ -65,7 +65,7 @@ def fill(store: Store, journal: Path) -> None:
     runs.set_fields(store, "sorter", origin="older@7", serving=1)
     with store.write() as connection:
         connection.execute("UPDATE versions SET pinned = 1 WHERE version = 2")
-        connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 3, 1.0)")
+        connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 3, 1.0, 1000)")
         connection.execute("INSERT INTO alias_moves VALUES (1, 'bot', 'sorter', 3, 1.0, 'ada')")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -16,11 +18,13 @@ from typing import Any
 
 import pytest
 
+from lorad.children.leftovers import LOCK, clean_leftovers, living, places
 from lorad.children.process import Child, Life, boot_id, start_time, sweep
 from tests.leftovers import kill_leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = [sys.executable, "-I", "-S", "-c"]
+CLEAN = [sys.executable, "-m", "lorad.children.leftovers"]
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 # A child, its child and its grandchild, each in a session of its own and saying its pid. {0} is run by the child,
 # {1} by its descendants.
@@ -90,6 +94,23 @@ def pool_with(root: Path, code: str) -> subprocess.Popen[bytes]:
     pool = subprocess.Popen([sys.executable, "-c", POOL, str(root), *PYTHON, code], cwd=ROOT)
     wait_for((root / "record").exists)
     return pool
+
+
+@contextlib.contextmanager
+def holding(path: Path) -> Iterator[None]:
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.set_inheritable(file.fileno(), True)
+        yield
+
+
+def is_free(path: Path) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -256,6 +277,49 @@ def test_a_sweep_never_touches_a_process_that_was_given_the_pid_again(tmp_path: 
         assert not sweep(tmp_path / "record")
         assert innocent.poll() is None
     kill(innocent)
+
+
+def test_the_lock_of_a_device_is_held_as_long_as_anything_of_a_killed_pool_lives(tmp_path: Path) -> None:
+    (device := tmp_path / "GPU-0.lock").touch()
+    command = [sys.executable, "-c", POOL, str(tmp_path), *PYTHON, FAMILY.format(STUBBORN, "")]
+    with holding(device), holding(tmp_path / "lock"):
+        pool = subprocess.Popen(command, cwd=ROOT, close_fds=False)  # as the shim starts one
+        wait_for((tmp_path / "record").exists)
+    pids = family(tmp_path)
+    kill(pool)
+    assert lives(pids[0]) and not is_free(device) and is_free(tmp_path / "lock")
+    assert all("GPU-0" not in os.readlink(path) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir())
+    assert sweep(tmp_path / "record")
+    wait_for(lambda: is_free(device))
+    assert not any(map(lives, pids))
+
+
+def test_what_a_killed_pool_left_is_cleared_up_unless_another_life_has_begun(tmp_path: Path) -> None:
+    pool = pool_with(tmp_path, FAMILY.format(STUBBORN, ""))
+    (tmp_path / "record").rename(tmp_path / "engine-0.json")
+    pids, left = family(tmp_path), places(tmp_path)
+    for directory in left:
+        directory.mkdir()
+        (directory / "0.sock").touch()
+    kill(pool)
+    with living(tmp_path):
+        assert not clean_leftovers(tmp_path)
+    assert all(directory.exists() for directory in left) and len(left) == 4
+    assert subprocess.call([*CLEAN, str(tmp_path)], cwd=ROOT) == 0
+    assert not any(map(lives, pids)) and not any(path.exists() for path in [*left, tmp_path / "engine-0.json"])
+    assert clean_leftovers(tmp_path) and not clean_leftovers(tmp_path / "absent")
+
+
+def test_a_new_life_of_a_pool_waits_for_who_clears_up(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from lorad.children.leftovers import living\n"
+    code += "print('here', flush=True)\nwith living(Path(sys.argv[1])): print('up')"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with holding(tmp_path / LOCK):
+        life = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert life.stdout is not None and life.stdout.readline() == b"here\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            life.wait(0.3)
+    assert life.communicate()[0] == b"up\n"
 
 
 def test_a_record_that_cannot_be_read_sweeps_nothing(tmp_path: Path) -> None:

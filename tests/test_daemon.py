@@ -39,9 +39,9 @@ async def test_nonsense_is_answered_in_words(home: Path) -> None:
 
 
 def raw(client: Client, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-    from lorad.client import _UnixConnection
+    from lorad.transport import UnixConnection
 
-    connection = _UnixConnection(client.home.socket, 20)
+    connection = UnixConnection(client.home.socket, 20)
     with contextlib.suppress(BrokenPipeError):
         connection.request(method, path, body)
     response = connection.getresponse()

@@ -147,7 +147,7 @@ def test_a_whole_database_has_no_problems_and_dangling_rows_are_found(store: Sto
     new_run(store)
     assert check.check(store.path).problems == []
     with sqlite3.connect(store.path) as other:  # foreign keys are off by default
-        other.execute("INSERT INTO attempts VALUES ('ghost', 1, NULL, 0, NULL, NULL, NULL, NULL)")
+        other.execute("INSERT INTO attempts VALUES ('ghost', 1, NULL, 0, NULL, NULL, NULL, NULL, '')")
     other.close()
     assert check.check(store.path).problems == [
         f"{store.path}: 1 rows of attempts refer to rows of runs that are not there"

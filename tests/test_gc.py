@@ -6,9 +6,12 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
+from lorad.daemon import budget, disk
 from lorad.daemon.adopt import adopt
-from lorad.daemon.handlers.gc import ORPHAN_SECONDS
 from lorad.daemon.prune import LEFTOVER_SECONDS, doomed
+from lorad.daemon.rubbish import ORPHAN_SECONDS
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, open_context, serving, until
 
@@ -112,3 +115,91 @@ async def test_a_run_that_is_about_to_resume_is_left_alone(home: Path) -> None:
         with api.ctx.store.write() as connection:
             connection.execute("UPDATE runs SET resume_step = 2 WHERE name = 'a'")
         assert (await api("gc"))["deleted"] == []
+
+
+async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        for number in range(2, 6):
+            with api.ctx.store.write() as connection:
+                connection.execute("UPDATE runs SET attempt = ? WHERE name = 'a'", (number,))
+        for number in range(1, 6):
+            attempt = home / "runs" / "a" / "attempts" / f"{number:04d}"
+            attempt.mkdir(exist_ok=True)
+            for name in ("log", "status.json"):
+                (attempt / name).write_text("{}")
+            life = home / "pools" / "tiny-1" / "attempts" / f"{number:04d}"
+        await api("serving", "a@1001")
+        for number in range(2, 6):
+            life = home / "pools" / "tiny-1" / "attempts" / f"{number - 1:04d}"
+            life.rename(life.with_name(f"{number:04d}"))
+            aged(life, 0)
+        told = {
+            Path(item["path"]).relative_to(home): item["why"] for item in (await api("gc", dry_run=True))["deleted"]
+        }
+        assert {str(path): why for path, why in told.items()} == {
+            **{f"runs/a/attempts/000{n}/log": "logs of the newest 3 attempts stay" for n in (1, 2)},
+            **{f"pools/tiny-1/attempts/000{n}": "the newest 3 lives of pool tiny-1 stay" for n in (1, 2)},
+        }
+        await api("gc")
+        assert (home / "runs/a/attempts/0001/status.json").exists() and not (home / "runs/a/attempts/0001/log").exists()
+        assert sorted(path.name for path in (home / "pools/tiny-1/attempts").iterdir()) == ["0003", "0004", "0005"]
+
+
+async def test_a_pool_that_ended_long_ago_goes_with_its_directory(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "ended")
+        await api("stop_pool", "tiny-1")
+        await until(lambda: api.ctx.pools["tiny-1"].process.phase == "exited")
+        assert not (await api("gc"))["deleted"]
+        status = home / "pools/tiny-1/attempts/0001/status.json"
+        then = time.time() - 8 * 86400
+        os.utime(status, (then, then))
+        (item,) = (await api("gc"))["deleted"]
+        assert item["path"] == str(home / "pools/tiny-1") and "7 days ago" in item["why"]
+        assert api.ctx.pools == {} and not (home / "pools/tiny-1").exists()
+        await api.run("b")
+        assert (await api.until("b", "ended"))["reason"] == "completed"
+
+
+async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(home: Path) -> None:
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            finished(api.ctx, name)
+        await api("pin", "a@1001")
+        await api("swap", "bot", "a@1002")
+        api.ctx.disk.used = None
+        await budget.look(api.ctx, 1)
+        assert versions(home) == ["001001", "001002", "001004", "001006"]  # pinned, aliased, of checkpoints
+        assert [path.name for path in (home / "runs/a/samples").iterdir()] == ["000006.jsonl"]
+        assert [checkpoint["step"] for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        told = (await api("show", "a"))["warnings"][-1]
+        assert "5 files of samples and" in told and "versions of a were deleted" in told
+        assert "nothing more can go" in api.ctx.disk.told
+        found = {check["check"]: check["problems"] for check in (await api("verify", "a"))["checks"]}
+        assert found["samples"] == found["versions"] == []
+
+
+async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "used", lambda roots: 1000)
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            finished(api.ctx, name)
+        for path in sorted((home / "runs").glob("*/samples/*")):
+            path.write_text("some")
+        before = sorted((home / "runs").rglob("*"))
+        await budget.look(api.ctx, 1 << 40)
+        assert sorted((home / "runs").rglob("*")) == before and api.ctx.disk.told == ""
+        await budget.look(api.ctx, 999)
+        assert [path.name for path in set(before) - set((home / "runs").rglob("*"))] == ["000001.jsonl"]
+        assert not (home / "runs/a/samples/000001.jsonl").exists()  # of the run that ended first
+
+
+def test_a_file_that_two_directories_share_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/file").write_bytes(b"12345")
+    os.link(tmp_path / "one/file", tmp_path / "file")
+    assert disk.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5

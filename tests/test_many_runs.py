@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import msgspec
 import pytest
 
 from lorad.config import Backend, Config
+from lorad.daemon import place
 from lorad.daemon.capacity import MAX_RANK, MAX_VERSIONS, Need, capacity_of, impossible, lacking, need_of, promised
 from lorad.daemon.context import Context
-from lorad.daemon.place import place_runs
+from lorad.daemon.obstacles import Devices
+from lorad.daemon.place import asked_by, place_runs
 from lorad.daemon.pool import PoolSetup
 from lorad.daemon.tenants import life_number, tenants_of
 from lorad.daemon.views import pool_view
@@ -25,6 +28,7 @@ from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
+from lorad.runtime import Why
 from lorad.specs import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -211,6 +215,21 @@ def setups(ctx: Context, **ranks: int) -> list[tuple[str, int]]:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"facts": FACTS}))
     place_runs(ctx)
     return [(pool.id, pool.setup.server.max_rank) for pool in ctx.pools.values() if pool.setup.server]
+
+
+def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = open_context(home)
+    asked = Counter[str]()
+
+    def counted(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
+        asked[run["name"]] += 1
+        return asked_by(ctx, run, devices)
+
+    submit(ctx, "busy", model="/models/other", resources={"exclusive": True})
+    place_runs(ctx)
+    monkeypatch.setattr(place, "asked_by", counted)
+    assert setups(ctx, **{f"q{number}": 16 for number in range(10)}) == []
+    assert len(asked) == 10 and set(asked.values()) == {2}  # for itself, and for all of them
 
 
 def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_smaller_ones(home: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(path: Path, monkeypatch: py
     assert refused.value.message == (
         f"the database {path} was written by a newer lorad: its schema is m9998_colours, this lorad knows {KNOWN[-1]}"
     )
-    assert refused.value.hint == "Update lorad, or set LORAD_HOME to another directory."
+    assert refused.value.hint.startswith("`pip install -U lorad` updates lorad; or set LORAD_HOME")
     assert path.read_bytes() == before
 
 

@@ -11,7 +11,7 @@ def test_a_run_moves_between_trainers_and_topologies() -> None:
         made.lorad("resume", "mover", "trainer.backend=fsdp", "trainer.dp=2", "--steps", "4", "--wait")
         shown = made.client.show("mover")
         assert shown["attempts"][1]["changed"] == {"trainer.backend": "fsdp", "trainer.dp": 2}
-        assert "from step 2, completed, trainer.backend=fsdp, trainer.dp=2" in made.lorad("show", "mover").stdout
+        assert "from step 2, trainer.backend=fsdp, trainer.dp=2, completed" in made.lorad("show", "mover").stdout
         assert [step["step"] for step in made.client.steps("mover")] == [1, 2, 3, 4]
         assert all(version["attested"] == "passed" for version in made.client.adapters("mover"))
         assert 0.05 < shown["trainable"]["share"] < 0.2

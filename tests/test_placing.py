@@ -7,22 +7,16 @@ from typing import Any
 
 import pytest
 
-from lorad.daemon import devices
-from lorad.daemon.context import Context
-from lorad.daemon.devices import Device, is_taken
+from lorad.daemon.devices import is_taken
 from lorad.daemon.handlers.devices import handle as list_devices
 from lorad.daemon.place import place_runs
 from lorad.daemon.tenants import tenants_of
 from lorad.store import pools as rows
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, submit, until, until_state
+from tests.gpu_kit import gpus
 
 FSDP: dict[str, Any] = {"backend": "fsdp", "steps": 6}
-
-
-def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(devices, "LOCKS", tmp_path / "locks")
-    ctx.devices[:] = [Device(f"cuda:{n}", "a GPU", 1 << 30, f"GPU-{n}") for n in range(count)]
 
 
 async def test_a_run_has_all_gpus_that_its_ranks_need(

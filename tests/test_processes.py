@@ -73,6 +73,7 @@ def test_another_daemon_adopts_and_learns_the_exit_code(attempt: AttemptDir) -> 
 def test_a_process_lives_on_without_its_shim_and_then_vanishes(attempt: AttemptDir) -> None:
     processes = started(attempt, SLEEPER)
     alive(processes, attempt)
+    wait_for(lambda: b"on" in attempt.log.read_bytes())  # until then it waits for its shim
     os.kill((read_status(attempt) or {})["shim_pid"], signal.SIGKILL)
     assert processes.inspect(attempt).phase == "alive"
     assert processes.kill_group(attempt)

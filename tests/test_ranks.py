@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ from msgspec import structs
 from lorad.adapters.adapter import AdapterConfig
 from lorad.children.process import start_time
 from lorad.errors import Conflict, NotFound, PoolLost, SpecError
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.ranks import RanksSetup
 from lorad.trainers.base import Policy, SlotSpec
 from lorad.trainers.ranks.calls import Open, Refusal
+from lorad.trainers.ranks.config import beat_file
+from lorad.trainers.ranks.hang import Beats, dump, hung, spy
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
 from tests.rank_kit import FAILS, LOSS, MODULE, REFUSED_ALPHA, SPEC, WAITS, batch, targets
 
@@ -47,8 +51,16 @@ shared = pytest.mark.asyncio(loop_scope="module")  # the trainer of several test
 async def started(root: Path, **changes: Any) -> RemoteTrainer:
     args = {"gate": str(root / "gate")} | changes.pop("args", {})
     env = {"PYTHONPATH": str(ROOT)}
+    hang = changes.pop("hang", 120.0)
     setup = RanksSetup(**{"dp": 2, "env": env, "args": args} | changes)
-    settings = RanksSettings(backend="tiny", body="tests.rank_kit:open_body", model=root, name="tiny", dtype="float32")
+    settings = RanksSettings(
+        backend="tiny",
+        body="tests.rank_kit:open_body",
+        model=root,
+        name="tiny",
+        dtype="float32",
+        hang=hang,
+    )
     return await RemoteTrainer.start(setup, settings, work=root, logs=root)
 
 
@@ -183,6 +195,74 @@ async def test_whoever_is_killed_all_end_and_the_pool_hears_of_it(tmp_path: Path
         await trainer.open("a", SPEC)
     await trainer.shut_down()
     assert not (tmp_path / "trainer.json").exists()
+
+
+async def test_a_rank_that_hangs_is_named_and_all_end_with_their_stacks_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.trainers.ranks.hang.spy", lambda: None)
+    trainer = await started(tmp_path, hang=6.0)
+    pids = family(tmp_path)
+    waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
+    await asyncio.sleep(0.05)
+    os.kill(pids["rank 1"], signal.SIGSTOP)
+    with pytest.raises(PoolLost, match=r"^the trainer is gone: rank 1 was hung: no heartbeat for \d+ s$"):
+        async with asyncio.timeout(60):
+            await waiting
+    assert not any(map(lives, pids.values())) and not (await trainer.health()).alive
+    said = (tmp_path / "trainer.log").read_text()
+    assert f"stacks of rank 1 (pid {pids['rank 1']}, stopped)" in said and "in _obey" in said
+    await trainer.shut_down()
+
+
+@pytest.mark.skipif(spy() is None, reason="py-spy is not installed")
+def test_py_spy_tells_what_a_stopped_rank_was_at(tmp_path: Path) -> None:
+    code = "import time\ndef waits_for_ever():\n    print('up', flush=True)\n    time.sleep(600)\nwaits_for_ever()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"RANK": "3"}) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == b"up\n"
+        rank.send_signal(signal.SIGSTOP)
+        dump(os.getpid(), tmp_path / "log")
+        rank.kill()
+    said = (tmp_path / "log").read_text()
+    assert said.startswith(f"stacks of rank 3 (pid {rank.pid}, stopped):\n") and "waits_for_ever" in said
+
+
+@shared
+async def test_what_the_ranks_do_and_their_progress_is_the_pools(trainer: RemoteTrainer, root: Path) -> None:
+    before = HEART.beat()
+    waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
+    await asyncio.sleep(0.05)
+    assert (before.doing, HEART.beat().doing) == ("", "Logprobs")
+    (root / "gate").touch()
+    await waiting
+    (root / "gate").unlink()
+    assert HEART.beat().doing == ""
+
+
+def test_ranks_are_watched_from_their_first_beat_and_nobody_is_accused_by_who_was_away(tmp_path: Path) -> None:
+    beats = Beats(tmp_path / "config.json", 2)
+    beat_file(tmp_path / "config.json", 0).touch()  # on a disk that was full
+    assert beats.look(0.0) == {}
+    for rank in range(2):
+        beat_file(tmp_path / "config.json", rank).write_text('{"at": 1, "progress": 1, "doing": ""}')
+    assert (beats.look(1.0), beats.got_on(), beats.got_on()) == ({0: 0.0, 1: 0.0}, True, False)
+    os.utime(beat_file(tmp_path / "config.json", 0), ns=(0, 0))
+    assert beats.look(200.0) == {0: 0.0, 1: 199.0}
+    beats.forgive(200.0)
+    beat_file(tmp_path / "config.json", 0).unlink()  # by a logout
+    assert beats.look(201.0) == {1: 1.0}
+
+
+async def test_a_pool_that_was_stopped_itself_accuses_no_rank_when_it_goes_on(tmp_path: Path) -> None:
+    beat_file(tmp_path / "config.json", 0).write_text("{}")
+    watch = asyncio.create_task(hung(tmp_path / "config.json", 1, 0.8))
+    await asyncio.sleep(0.3)
+    time.sleep(1.0)  # noqa: ASYNC251 (stopped)
+    await asyncio.sleep(0.3)
+    assert not watch.done()
+    async with asyncio.timeout(30):
+        assert (await watch).startswith("rank 0 was hung: no heartbeat for ")
 
 
 async def test_a_rank_that_fails_amid_a_call_is_told_by_its_own_words(tmp_path: Path) -> None:

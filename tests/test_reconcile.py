@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorad.daemon.context import attempt_dir
+from lorad.daemon.journal import read as read_journal
 from lorad.daemon.place import place_runs
 from lorad.daemon.processes import read_status
 from lorad.daemon.prune import prune
@@ -235,7 +235,7 @@ async def test_moves_are_in_the_daemons_journal(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
-    facts = [json.loads(line) for line in (home / "journal.jsonl").read_text().splitlines()]
+    facts = read_journal(home / "journal.jsonl").facts
     assert [fact.get("move", fact["kind"]) for fact in facts] == ["created", "place", "confirm", "end"]
 
 

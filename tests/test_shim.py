@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -136,8 +137,36 @@ def test_the_end_is_written_into_the_bytes_of_the_beginning(tmp_path: Path) -> N
     assert (tmp_path / "log").read_text().split() == [str(stat.st_ino), str(stat.st_size)]
 
 
+def test_what_the_child_starts_carries_the_name_of_the_attempt(tmp_path: Path) -> None:
+    code = "import subprocess as s; s.run(['printenv', 'LORAD_ATTEMPT'])"
+    launch(prepare(tmp_path, code, env={"LORAD_ATTEMPT": "of the daemon's own"})).wait()
+    assert (tmp_path / "log").read_text() == f"{tmp_path}\n"
+
+
+def test_kills_for_want_of_memory_are_counted_before_and_after(tmp_path: Path) -> None:
+    launch(prepare(tmp_path, "")).wait()
+    found = status(tmp_path)
+    assert found["oom_before"] == shim.oom_kills() == found["oom_after"]
+
+
+def test_the_largest_status_fits_into_its_bytes() -> None:
+    largest = dict.fromkeys((*shim.born(os.getpid()), *shim.died(0)), 2**63) | {"boot_id": shim.boot_id()}
+    assert len(shim.padded(largest)) == shim.STATUS_BYTES
+
+
 def test_starting_the_shim_loads_few_modules() -> None:
     code = f"import sys; before = set(sys.modules); exec(open({shim.__file__!r}).read(), {{'__name__': 'shim'}})"
     report = "; print(*{'typing', 'subprocess', 'asyncio', 'tempfile'} & (set(sys.modules) - before))"
     command = [sys.executable, "-I", "-S", "-c", code + report]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_a_device_lock_is_waited_for_as_long_as_the_command_says(tmp_path: Path) -> None:
+    lock = tmp_path / "device.lock"
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = launch(prepare(tmp_path / "a", "print('at last')", locks=[str(lock)], lock_seconds=60))
+        wait_for((tmp_path / "a" / "log").exists)
+        assert process.poll() is None and status(tmp_path / "a") == {}
+    assert process.wait() == 0
+    assert (tmp_path / "a" / "log").read_text() == "at last\n"

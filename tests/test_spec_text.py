@@ -81,7 +81,7 @@ def test_an_override_does_not_reach_through_an_alias() -> None:
         ("seed: !!int x", "spec.yaml:1: 'x'"),
         ("? [a]\n: 1", "spec.yaml:1: keys are plain words"),
         ("<<: {seed: 1}", "spec.yaml:1: keys are plain words"),
-        ("a: " + "[" * 5000, "spec.yaml: not YAML: nested"),
+        ("a: " + "[" * 5000, "spec.yaml:1: not YAML: nested"),
         ("a: " + "1" * 5000, "spec.yaml:1: '1111"),
         ("a: \x00", "spec.yaml: not YAML"),
     ],

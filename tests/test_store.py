@@ -170,7 +170,7 @@ def test_a_run_whose_version_is_aliased_cannot_be_removed(store: Store, tmp_path
     ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
     make(store, "sorter", Move.END)
     with store.write() as connection:
-        connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 1, 0)")
+        connection.execute("INSERT INTO aliases (alias, run, version, updated_at) VALUES ('bot', 'sorter', 1, 0)")
     with pytest.raises(Conflict, match="alias bot serves a version of run sorter"):
         runs.remove(store, "sorter")
     assert versions.get_version(store, "sorter", 1)["aliases"] == ["bot"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lorad import paths
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.children.cause import cause
@@ -23,7 +24,8 @@ SHAPES = {"model.layers.0.self_attn.q_proj": (8, 8)}
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for the memory file system."""
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(transport, "MEMORY", tmp_path / "memory")
+    for module in (transport, paths):
+        monkeypatch.setattr(module, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(transport, "LEAST_FREE", 0)
     return tmp_path / "memory"
 

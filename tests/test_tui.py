@@ -37,7 +37,7 @@ User = Pilot[None]
 @asynccontextmanager
 async def using(world: World, size: tuple[int, int] = (120, 40), *, readonly: bool = False) -> AsyncIterator[User]:
     """A user in front of a world whose runs are on the screen."""
-    async with LoradApp(Prepared(world), readonly=readonly).run_test(size=size) as user:
+    async with LoradApp(Client(transport=Prepared(world)), readonly=readonly).run_test(size=size) as user:
         await until(user, lambda: screen_text(user) != "")
         yield user
         world.live(False)
@@ -225,15 +225,15 @@ async def test_help_lists_every_key() -> None:
 class Stuck(Prepared):
     """Its daemon takes a connection and then says nothing until the world ends."""
 
-    def _get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str) -> dict[str, Any]:
         with self.world.news:
             self.world.news.wait_for(lambda: not self.world.alive)
-        return super()._get(path)
+        return super().get(path)
 
 
 async def test_keys_answer_while_the_daemon_hangs() -> None:
     world = World(a_run("slow"))
-    async with LoradApp(Stuck(world)).run_test(size=(80, 24)) as user:
+    async with LoradApp(Client(transport=Stuck(world))).run_test(size=(80, 24)) as user:
         await user.press("question_mark")
         await until(user, lambda: isinstance(user.app.screen, Help))
         world.live(False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
-from lorad.client import Client
 from lorad.errors import DaemonUnreachable
-
-Json = dict[str, Any]
+from lorad.transport import Json, Transport
 
 
 def a_run(name: str, **more: Any) -> Json:
@@ -56,21 +56,21 @@ class World:
             self.news.notify_all()
 
 
-class Prepared(Client):
+class Prepared(Transport):
     """Serves a world; the stream ends and every answer fails while the world is not alive."""
 
     def __init__(self, world: World) -> None:
-        super().__init__()
+        super().__init__(Path("/nowhere"), 1.0)
         self.world = world
 
-    def _get(self, path: str) -> Json:
+    def get(self, path: str) -> Json:
         return self._answer(path.partition("?")[0].split("/")[2:])
 
-    def _list(self, path: str) -> list[Json]:
-        items: list[Json] = self._get(path)["items"]
+    def list_of(self, path: str) -> list[Json]:
+        items: list[Json] = self.get(path)["items"]
         return items
 
-    def _post(self, path: str, body: Json) -> Json:
+    def post(self, path: str, body: Json) -> Json:
         _, run, verb = path.split("/")[2:]
         self.world.asked.append((verb, run))
         return a_run(run, state="stopping")
@@ -92,7 +92,8 @@ class Prepared(Client):
                 return next(dict(run) for run in world.runs if run["name"] == name)
         return {"pid": 1}
 
-    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Json]:
+    def stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
+        after = int(parse_qs(urlsplit(path).query)["after"][0])
         cursor = len(self.world.told) if after < 0 else after
         while True:
             found = self.world.news_after(cursor)

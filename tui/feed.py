@@ -7,7 +7,6 @@ then asked for again with a growing delay. Both threads are daemonic: leaving ne
 
 from __future__ import annotations
 
-import copy
 import http.client
 import threading
 import time
@@ -79,8 +78,7 @@ class Feed:
 
     def __init__(self, client: Client, app: MessagePump) -> None:
         self._client, self._app = client, app
-        self._stream = copy.copy(client)
-        self._stream.timeout = SILENCE
+        self._stream = client.patient(SILENCE)
         self._view: View | None = None
         self._changes, self._urgent = Changes(), False
         self._news = threading.Condition()

@@ -1,19 +1,23 @@
-"""lorad daemon start | stop | status | run."""
+"""lorad daemon start | stop | status | run | install | uninstall."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from lorad.cli.launch import start as launch
+from lorad.cli.logout_checks import has_linger, own_name
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, note, print_json
+from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client import Client
 from lorad.errors import Conflict, DaemonUnreachable
+from lorad.paths import Home
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 
@@ -38,13 +42,7 @@ def stop(
     client = Client()
     pid = client.status()["pid"]
     client.shutdown(gateway=gateway)
-    deadline = time.monotonic() + 10
-    while _alive(client):
-        if time.monotonic() > deadline:
-            raise Conflict(
-                f"the daemon (pid {pid}) still answers after 10 s", hint=f"Its log: {client.home.daemon_log}"
-            )
-        time.sleep(0.02)
+    _await_end(client)
     print_json({"stopped": pid}) if as_json else note(f"The daemon (pid {pid}) is stopped; runs go on.")
 
 
@@ -55,9 +53,73 @@ def status(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def run() -> None:
+def run(
+    system: Annotated[
+        bool, typer.Option("--system", help="For all users of this machine, whose runs work as themselves. Needs root.")
+    ] = False,
+) -> None:
     """Run it in the foreground (for systemd, or to look at its log)."""
-    os.execv(sys.executable, [sys.executable, "-m", "lorad.daemon"])
+    os.environ.pop("LORAD_ATTEMPT", None)  # a run may start it, and is outlived by it
+    os.execv(sys.executable, [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])])
+
+
+ForAll = Annotated[bool, typer.Option("--system", help="The unit of the whole machine: a daemon for all users.")]
+
+
+@app.command()
+def install(
+    system: ForAll = False,
+    now: Annotated[bool, typer.Option("--now", help="Let systemd take it up at once; runs go on meanwhile.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a unit that is not lorad's.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a systemd unit that keeps the daemon up: after a crash, a logout, a reboot."""
+    unit = unit_of(Client().home, system=system)
+    write_unit(unit, force=force)
+    if now:
+        take_up(unit)
+    data = about(unit, started=now)
+    if as_json:
+        print_json(data)
+        return
+    note(f"{unit.path} is written, for the home {unit.home}.")
+    if data["next"]:
+        note("Next: " + " && ".join(data["next"]))
+
+
+@app.command()
+def uninstall(system: ForAll = False, as_json: AsJson = False) -> None:
+    """Remove the unit that `install` wrote. The daemon ends; runs and pools go on."""
+    unit = unit_of(Client().home, system=system)
+    if unit.path.exists() and unit.is_ours() and unit.is_reachable():
+        tell_systemd([*unit.systemctl, "disable", "--now", "lorad"])
+    remove_unit(unit)
+    if unit.is_reachable():
+        tell_systemd([*unit.systemctl, "daemon-reload"])
+    print_json({"removed": str(unit.path)}) if as_json else note(f"{unit.path} is removed; runs go on.")
+
+
+def take_up(unit: Unit) -> None:
+    """A daemon that runs already makes room for systemd's. Raises Conflict."""
+    if not unit.is_reachable():
+        hint = f"The unit is written. Where systemd runs: `{' && '.join(' '.join(c) for c in unit.next_commands)}`."
+        raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
+    client = Client(Home(unit.home))
+    if _alive(client):
+        client.shutdown()
+        _await_end(client)
+    tell_systemd(*unit.next_commands)
+
+
+def about(unit: Unit, *, started: bool) -> dict[str, Any]:
+    """{unit, home, system, started, linger (null: it does not matter), next (commands)}."""
+    user = own_name()
+    linger = None if unit.system else has_linger(Path("/"), user)
+    commands = [] if started else [" ".join(command) for command in unit.next_commands]
+    if linger is False:
+        commands.append(f"loginctl enable-linger {user}")
+    told = {"unit": str(unit.path), "home": str(unit.home), "system": unit.system}
+    return {**told, "started": started, "linger": linger, "next": commands}
 
 
 def report(client: Client, as_json: bool) -> None:
@@ -68,8 +130,19 @@ def report(client: Client, as_json: bool) -> None:
     runs = ", ".join(f"{count} {state}" for state, count in data["runs"].items() if count) or "no runs"
     note(f"The daemon (pid {data['pid']}, version {data['version']}) runs for {age(data['started_at'])}: {runs}.")
     note(f"Home: {data['home']}")
+    for trouble in data["troubles"]:
+        note(f"It cannot go on with something, and tries again: {trouble}")
     if data["gateway"]:
         note(f"The gateway speaks OpenAI's API on {data['gateway']}.")
+
+
+def _await_end(client: Client) -> None:
+    """Raises Conflict."""
+    deadline = time.monotonic() + 10
+    while _alive(client):
+        if time.monotonic() > deadline:
+            raise Conflict("the daemon still answers after 10 s", hint=f"Its log: {client.home.daemon_log}")
+        time.sleep(0.02)
 
 
 def _alive(client: Client) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from lorad.cli.options import AsJson
-from lorad.cli.output import print_json, print_table, size
+from lorad.cli.output import age, duration, print_json, print_table, size
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
@@ -13,10 +15,43 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def devices(as_json: AsJson = False) -> None:
-    """Devices, their memory, and the pool that holds them."""
+    """Devices, who holds them and why, and who else computes there."""
     rows = Client().devices()
     if as_json:
         print_json(rows)
         return
-    cells = [(d["device"], d["name"], size(d["memory_used"]), size(d["memory_total"]), d["pool"] or "") for d in rows]
-    print_table(("device", "name", "used", "total", "pool"), cells, empty="No devices.")
+    columns = ("device", "name", "used", "total", "busy", "pool", "user", "since", "why")
+    print_table(columns, [device_row(row) for row in rows], empty="No devices.")
+
+
+def device_row(row: dict[str, Any]) -> tuple[str, ...]:
+    lease = row.get("lease") or {}
+    load = row.get("utilization")
+    return (
+        row["device"],
+        row["name"],
+        size(row["memory_used"]),
+        size(row["memory_total"]),
+        "" if load is None else f"{load:.0%}",
+        lease.get("pool") or row["pool"] or "",
+        lease.get("user", ""),
+        age(lease.get("since")),
+        "; ".join(part for part in (held(lease), *strangers(row)) if part),
+    )
+
+
+def held(lease: dict[str, Any]) -> str:
+    if not lease:
+        return ""
+    after = lease["free_after"]
+    return str(lease["why"]) + (f", free after {duration(after)} idle" if after is not None else "")
+
+
+def strangers(row: dict[str, Any]) -> list[str]:
+    """Processes that are no part of a pool of this daemon."""
+    others = [process for process in row.get("processes", []) if not process["ours"]]
+    return [
+        f"{one['name'] or 'unseen'} (pid {one['pid']}, {one['user'] or 'unknown user'}"
+        + (f", {size(one['memory'])})" if one["memory"] is not None else ")")
+        for one in others
+    ]

@@ -14,13 +14,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lorad.cli.database_checks import database_checks, repair
 from lorad.cli.engine_checks import engine_checks, trainer_checks
+from lorad.cli.logout_checks import logout_check, own_name
 from lorad.cli.options import AsJson
+from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_words
 from lorad.cli.output import note, print_json, printable, size
 from lorad.cli.runtime_checks import runtime_checks
 from lorad.client import Client
 from lorad.config import load
-from lorad.errors import LoradError
+from lorad.errors import LoradError, NotAllowed
 from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home
 
 app = typer.Typer(add_completion=False)
@@ -42,10 +45,18 @@ def doctor(
         Literal["fsdp", "megatron"] | None, typer.Option(help="Check the installation of this trainer instead.")
     ] = None,
     probe: Annotated[bool, typer.Option(help="With --engine: start the server (30 to 90 s).")] = True,
+    mend: Annotated[
+        bool, typer.Option("--repair", help="Build the database anew from the journals, keep the old one; end orphans.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
+    if mend and home.shared_by is not None:
+        raise NotAllowed(f"{home.root} belongs to user {home.shared_by}", hint="Its user, or root, repairs it.")
+    if mend:
+        show_repaired(repair(home) | {"orphans": ended_orphans(home)}, as_json)
+        return
     checks = []
     asked = engine is not None or trainer is not None
     for found in of_backends(home, engine, trainer, probe) if asked else everything(home):
@@ -58,6 +69,21 @@ def doctor(
         raise typer.Exit(1)
 
 
+def show_repaired(done: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+        return
+    for word in done["told"]:
+        note(f"note  {word}")
+    counts = ", ".join(f"{count} {rows}" for rows, count in done["counts"].items() if count)
+    note(f"{done['database']} is built anew: {counts or 'nothing was in it'}.")
+    if done["kept"]:
+        note(f"The old one is kept as {done['kept']}.")
+    for orphan in done["orphans"]:
+        note(f"Ended: {orphan_in_words(orphan)}.")
+    note("`lorad daemon start` takes over what works; runs went on meanwhile.")
+
+
 def everything(home: Home) -> Iterator[Check]:
     gpus = _command("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
     yield from machine(gpus)
@@ -65,6 +91,10 @@ def everything(home: Home) -> Iterator[Check]:
     yield from config(home)
     yield from runtime(home, gpus)
     yield from daemon(home)
+    if home.shared_by is None:  # else they are for its admins
+        yield from (check(*found) for found in database_checks(home))
+        yield from (check(*found) for found in orphan_checks(home))
+    yield from logout(home)
 
 
 def of_backends(home: Home, engine: str | None, trainer: str | None, probe: bool) -> Iterator[Check]:
@@ -103,7 +133,10 @@ def home_checks(home: Home) -> Iterator[Check]:
     except OSError as error:
         yield check("home", False, f"{home.root}: {error.strerror}", WRITABLE)
         return
-    yield check("home", existing.is_dir() and os.access(existing, os.W_OK | os.X_OK), str(home.root), WRITABLE)
+    owner = home.shared_by if existing == home.root else None
+    needed = os.W_OK | os.X_OK if owner is None else os.X_OK
+    detail = str(home.root) if owner is None else f"{home.root}, shared by a daemon of user {owner}"
+    yield check("home", existing.is_dir() and os.access(existing, needed), detail, WRITABLE)
     kind = _filesystem(existing)
     local = kind not in NETWORK_FILESYSTEMS
     hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
@@ -116,6 +149,8 @@ def home_checks(home: Home) -> Iterator[Check]:
 
 
 def config(home: Home) -> Iterator[Check]:
+    if home.shared_by is not None:
+        return
     try:
         load(home.config)
     except LoradError as error:
@@ -133,11 +168,19 @@ def daemon(home: Home) -> Iterator[Check]:
     except LoradError:
         yield check("daemon", True, "not running; `lorad run` starts it")
         return
-    yield check("daemon", True, f"pid {status['pid']}, version {status['version']}")
-    database, report = status["database"], Client(home).database()
-    about = [f"schema {database['schema']}, {size(database['bytes'])}", *report["problems"], *report["warnings"]]
-    hint = "The journals of the runs are the truth: keep them, and a copy of the database, before you do anything."
-    yield check("database", not report["problems"], "; ".join(about), hint)
+    schema = status["database"]["schema"]
+    yield check("daemon", True, f"pid {status['pid']}, version {status['version']}, schema {schema}")
+
+
+def logout(home: Home) -> Iterator[Check]:
+    """Of what works now; without a daemon, of what would be started from here."""
+    pids = {"lorad": os.getpid()}
+    try:
+        pids = {"the daemon": Client(home).status()["pid"]}
+        pids |= {f"pool {pool['pool']}": pool["pid"] for pool in Client(home).pools() if pool.get("pid")}
+    except LoradError:
+        pass
+    yield check("logout", **logout_check(own_name(), pids, uid=os.getuid()))
 
 
 def _command(*argv: str) -> str | None:

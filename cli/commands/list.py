@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lorad.cli.options import AsJson
-from lorad.cli.output import print_json, run_table
+from lorad.cli.output import note, print_json, run_table
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
+
+SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
+
+
+def show(client: Client, runs: list[dict[str, Any]], everything: bool) -> None:
+    cut = not everything and len(runs) > SHOWN and runs[-1]["state"] == "ended"
+    run_table(runs[:-1] if cut else runs)
+    if cut:
+        more = sum(client.status()["runs"].values()) - len(runs) + 1
+        note(f"{more} older ones: `lorad list --all` shows every run.")
 
 
 @app.command()
@@ -23,10 +33,10 @@ def list_(
     """Runs, newest first, and why they wait."""
     client = Client()
     while True:
-        runs = client.list(all=everything)
+        runs = client.list(all=everything, limit=0 if everything or as_json else SHOWN + 1)
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
-        print_json(runs) if as_json else run_table(runs)
+        print_json(runs) if as_json else show(client, runs, everything)
         if not watch:
             return
         time.sleep(2)

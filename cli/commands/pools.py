@@ -6,7 +6,8 @@ import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import duration, note, number, print_json, print_table, size
-from lorad.client import Client, Json
+from lorad.client import Client
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 

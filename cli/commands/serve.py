@@ -11,8 +11,9 @@ import typer
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table
-from lorad.client import Client, Json
+from lorad.client import Client
 from lorad.errors import NotFound, SpecError
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -49,14 +49,26 @@ def show(run: Run, as_json: AsJson = False) -> None:
         if value:
             print(f"{key:<11}{printable(str(value))}")
     for attempt in data["attempts"]:
-        start = "fresh" if attempt.get("resumed_from") is None else f"from step {attempt['resumed_from']}"
-        changed = "".join(
-            f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
-            for key, value in attempt["changed"].items()
-        )
-        print(f"{'attempt':<11}{attempt['attempt']}: {start}, {attempt.get('reason') or 'going on'}{changed}")
+        print(f"{'attempt':<11}{attempt['attempt']}: {attempt_in_words(attempt)}")
     for warning in data.get("warnings", []):
         print(f"{'warning':<11}{printable(warning)}")
+
+
+def attempt_in_words(attempt: dict[str, Any]) -> str:
+    """From where, with what changed, and how it ended."""
+    start = "fresh" if attempt.get("resumed_from") is None else f"from step {attempt['resumed_from']}"
+    changed = "".join(
+        f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
+        for key, value in attempt["changed"].items()
+    )
+    return f"{start}{changed}, {attempt.get('reason') or 'going on'}{why(attempt)}"
+
+
+def why(attempt: dict[str, Any]) -> str:
+    """Of an attempt that did not end as it should: the first line of what is known."""
+    if attempt.get("reason") in (None, "completed") or not attempt.get("detail"):
+        return ""
+    return f": {printable(attempt['detail'].partition(chr(10))[0])}"
 
 
 def trainable(told: dict[str, Any] | None) -> str | None:

@@ -11,8 +11,9 @@ from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
 from lorad.cli.sweeps import follow, show, summary
-from lorad.client import Client, Json
+from lorad.client import Client
 from lorad.errors import SpecError
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -20,7 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lorad.bounds import JSON_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
+from lorad.files import open_file, read_file
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
@@ -108,10 +110,10 @@ def read_manifest(directory: Path) -> Manifest:
     """Raises IntegrityError when it is missing or damaged."""
     path = directory / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_file(path, JSON_BYTES, links=False), type=Manifest)
     except OSError as error:
         raise IntegrityError(f"{path}: not readable: {error.strerror}", hint=_ELSEWHERE) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path}: damaged: {error}", hint=_ELSEWHERE) from error
     if _sealed(manifest.files, manifest.facts).sha256 != manifest.sha256:
         raise IntegrityError(f"{path}: damaged: it does not have its own sha256", hint=_ELSEWHERE)
@@ -173,7 +175,7 @@ def _walk(directory: Path) -> tuple[list[str], list[str]]:
 
 
 def _fact(path: Path) -> FileFact:
-    with path.open("rb") as file:
+    with open_file(path, links=False) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileFact(sha256=digest, bytes=file.tell())
 

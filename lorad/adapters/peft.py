@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -20,11 +21,13 @@ from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
 from lorad.adapters.directory import FileFact
 from lorad.adapters.targets import entry_matches, leaf
 from lorad.adapters.tensors import read_tensors
+from lorad.bounds import JSON_BYTES
 from lorad.errors import AdapterRefused
+from lorad.files import read_file
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-PICKLES = ("adapter_model.bin", "adapter_model.pt", "pytorch_model.bin")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
@@ -66,8 +69,11 @@ def read_peft(directory: Path) -> Adapter:
     Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like, damaged files,
     ranks that contradict the configuration, and modules of which a half or a layer is missing.
     """
+    for name in (CONFIG, WEIGHTS):
+        _refuse_outside(directory, directory / name)
+    weights = _weights(directory)
     settings = _read_settings(directory)
-    tensors = read_tensors(_weights(directory))
+    tensors = read_tensors(weights)
     named = {_logical(name, directory): array for name, array in tensors.items()}
     modules = _paired_modules(named, directory)
     _check_ranks(named, settings["r"], directory)
@@ -126,7 +132,7 @@ def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
 def _read_settings(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     try:
-        settings = json.loads(path.read_bytes())
+        settings = json.loads(read_file(path, JSON_BYTES))
     except OSError as error:
         raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="give a PEFT adapter directory") from error
     except (ValueError, RecursionError) as error:
@@ -155,13 +161,30 @@ def _check_numbers(settings: Mapping[str, Any], path: Path) -> None:
 
 def _weights(directory: Path) -> Path:
     path = directory / WEIGHTS
-    pickles = [name for name in PICKLES if (directory / name).exists()]
-    if not path.is_file() and pickles:
+    others = directory.iterdir() if directory.is_dir() and not os.path.lexists(path) else ()
+    if pickles := sorted(other.name for other in others if is_pickle(other)):
         raise AdapterRefused(
             f"{directory / pickles[0]}: pickled weights are never read, they could run code",
             hint=f"load it with peft and save_pretrained(safe_serialization=True), which writes {WEIGHTS}",
         )
     return path
+
+
+def _refuse_outside(directory: Path, path: Path) -> None:
+    """A link may lead to a file below the directory, and, in a snapshot of the hub's cache, to its blobs."""
+    if not path.is_symlink():
+        return
+    home, target = directory.resolve(), path.resolve()
+    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (target.is_relative_to(home) or target.is_relative_to(cache)):
+        raise AdapterRefused(
+            f"{path}: a link that leads out of the directory", hint=f"replace it by a copy of {target}"
+        )
+
+
+def is_pickle(path: Path) -> bool:
+    """By its name: what torch and its checkpoints unpickle."""
+    return path.suffix in PICKLES or path.name == ".metadata"
 
 
 def _logical(name: str, directory: Path) -> str:

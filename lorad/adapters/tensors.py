@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from lorad.bounds import ADAPTER_BYTES, ADAPTER_HEADER
 from lorad.errors import AdapterRefused
+from lorad.files import open_file, refuse_sparse
 
-HEADER_LIMIT = 32 << 20  # bytes; 14 thousand tensors of a large mixture of experts need 5 MiB
+DIMENSIONS = 8
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16"}
 ALIGNMENT = 8  # bytes; the data begins at a multiple
+NOT_AN_ADAPTER = "an adapter is small beside its base: is it a whole model?"
 DAMAGED = "the file is damaged or incomplete: copy or export it again"
 
 
@@ -47,31 +51,39 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Every tensor of `path` as a fp32 array that cannot be written to.
 
-    Raises AdapterRefused that names the file and the tensor.
+    Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names the file
+    and the tensor.
     """
     try:
-        content = memoryview(path.read_bytes())
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > ADAPTER_BYTES:
+                raise AdapterRefused(f"{path}: {size} bytes are more than {ADAPTER_BYTES}", hint=NOT_AN_ADAPTER)
+            refuse_sparse(file, path)
+            header = _read_header(file, size, path)
+            spans = {name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"}
+            _check_cover(list(spans.values()), size - file.tell(), path)
+            data = memoryview(file.read(size - file.tell()))
     except OSError as error:
         raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="check the path and its mode") from error
-    header, data = _split(content, path)
-    spans = {name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"}
-    _check_cover(list(spans.values()), len(data), path)
+    _check_cover(list(spans.values()), len(data), path)  # it may have been cut meanwhile
     return {name: _array(header[name], data[start:end]) for name, (start, end) in spans.items()}
 
 
-def _split(content: memoryview, path: Path) -> tuple[dict[str, Any], memoryview]:
-    if len(content) < 8:
-        raise AdapterRefused(f"{path}: {len(content)} bytes are no safetensors file", hint=DAMAGED)
-    (length,) = struct.unpack("<Q", content[:8])
-    if length > min(HEADER_LIMIT, len(content) - 8):
-        raise AdapterRefused(f"{path}: its header claims {length} bytes of {len(content)}", hint=DAMAGED)
+def _read_header(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
+    if size < 8:
+        raise AdapterRefused(f"{path}: {size} bytes are no safetensors file", hint=DAMAGED)
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > min(ADAPTER_HEADER, size - 8):
+        raise AdapterRefused(f"{path}: its header claims {length} bytes of {size}", hint=DAMAGED)
+    text = file.read(length)
     try:
-        header = json.loads(bytes(content[8 : 8 + length]), object_pairs_hook=_unique)
+        header = json.loads(text, object_pairs_hook=_unique) if text.startswith(b"{") else None
     except (ValueError, RecursionError) as error:
         raise AdapterRefused(f"{path}: its header is not JSON: {error}", hint=DAMAGED) from error
     if not isinstance(header, dict):
         raise AdapterRefused(f"{path}: its header is no JSON object", hint=DAMAGED)
-    return header, content[8 + length :]
+    return header
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -85,7 +97,7 @@ def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
     """(start, end) of one tensor's bytes, equal to what its shape and dtype need."""
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        sound = all(type(n) is int and n >= 0 for n in (*shape, start, end))
+        sound = len(shape) <= DIMENSIONS and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, start, end))
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:

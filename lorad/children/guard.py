@@ -1,9 +1,14 @@
-"""Watches over one child for the pool that started it: `python -I -S guard.py FD -- argv…`. Standard library only.
+"""Watches over one child for the pool that started it: `python -I -S guard.py FD LOCK… -- argv…`.
+
+Standard library only.
 
 FD is a socket whose other end the pool alone holds: the guard writes the child's pid there, and its end means that the
 pool is gone. Whatever the child started, in whatever session, ends with the child: where a parent dies, its children
 become the guard's (PR_SET_CHILD_SUBREAPER). The guard kills only children of its own, whose pids cannot be used again
 before it reaped them; their children become its own by that.
+
+LOCKs are file descriptors of locks that the pool holds: the guard has them as long as anything of the child is left, so
+that a device is not free before its memory is.
 
 SIGTERM is passed on to the child; KILL_NOW kills it. The guard exits with the child's exit code, or 128 + signal.
 """
@@ -29,7 +34,11 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
-    pool, argv = int(sys.argv[1]), sys.argv[3:]
+    end = sys.argv.index("--")
+    pool, *locks = map(int, sys.argv[1:end])
+    argv = sys.argv[end + 1 :]
+    for lock in locks:
+        os.set_inheritable(lock, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     heard = listen()
     child = start(argv, pool)

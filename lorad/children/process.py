@@ -18,6 +18,7 @@ import msgspec
 
 from lorad.children import guard
 from lorad.errors import PoolLost
+from lorad.paths import AttemptDir
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
 TAIL_BYTES = 65536
@@ -101,14 +102,16 @@ class Child:
         """The last non-empty lines that this life logged; "" when there are none. since: of `logged`, to begin at."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(self._began, since, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                size, begin = file.seek(0, os.SEEK_END), max(self._began, since)
+                file.seek(max(begin if begin <= size else 0, size - TAIL_BYTES))  # the daemon cuts what is too large
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
         return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", guard.__file__, str(fd), "--", *self.argv]
+        fds = [fd, *held_locks()]
+        command = [sys.executable, "-I", "-S", guard.__file__, *map(str, fds), "--", *self.argv]
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(log, 0o600)
@@ -122,7 +125,7 @@ class Child:
                 cwd=self.cwd,
                 umask=0o077,
                 start_new_session=True,
-                pass_fds=[fd],
+                pass_fds=fds,
             )
         finally:
             os.close(log)
@@ -152,6 +155,20 @@ class Child:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(msgspec.json.encode(life))
         temporary.rename(self.record)
+
+
+def held_locks() -> list[int]:
+    """File descriptors of the locks that this process was started with, of devices: its shim took them. The one of its
+    own life (`AttemptDir.lock`) is not among them."""
+    return [fd for name in os.listdir("/proc/self/fd") if (fd := int(name)) > 2 and is_lock(fd)]
+
+
+def is_lock(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        place = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        is_own = place.name == AttemptDir(place.parent).lock.name
+        return os.get_inheritable(fd) and not is_own and "FLOCK" in Path(f"/proc/self/fdinfo/{fd}").read_text()
+    return False
 
 
 def in_words(code: int) -> str:

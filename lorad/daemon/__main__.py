@@ -1,4 +1,8 @@
-"""`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of `lorad.errors`."""
+"""`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of `lorad.errors`.
+
+`--system`: for all users of this machine. Without being a daemon, as JSON: `--check` says how the database of the home
+is, `--repair` builds it anew, `--orphans` tells of processes that outlived their attempt, `--end-orphans` ends them.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,44 @@ def main() -> int:
     from lorad.daemon.run import run_daemon
 
     try:
-        run_daemon(Home(default_home()))
+        if "--repair" in sys.argv[1:]:
+            repair(Home(default_home()))
+        elif "--check" in sys.argv[1:]:
+            check(Home(default_home()))
+        elif {"--orphans", "--end-orphans"} & {*sys.argv[1:]}:
+            orphans(Home(default_home()), end="--end-orphans" in sys.argv[1:])
+        else:
+            run_daemon(Home(default_home()), system="--system" in sys.argv[1:])
     except LoradError as error:
         print(f"lorad: {error}. {error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def repair(home: Home) -> None:
+    import msgspec
+
+    from lorad.daemon import repair
+
+    print(msgspec.json.encode(repair.repair(home)).decode())
+
+
+def check(home: Home) -> None:
+    import msgspec
+
+    from lorad import config
+    from lorad.daemon.census import of_home
+
+    runs_root = (config.load(home.config).storage or home.root) / "runs"
+    print(msgspec.json.encode(of_home(home, runs_root)).decode())
+
+
+def orphans(home: Home, *, end: bool) -> None:
+    import msgspec
+
+    from lorad.daemon.orphans import end_orphans, find_orphans
+
+    print(msgspec.json.encode({"orphans": end_orphans(home) if end else find_orphans(home)}).decode())
 
 
 if __name__ == "__main__":

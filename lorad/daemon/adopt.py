@@ -6,11 +6,12 @@ import logging
 import signal
 
 from lorad.adapters.directory import sweep as sweep_leftovers
+from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context
-from lorad.daemon.handlers.remove import REMOVED, sweep_removed
+from lorad.daemon.handlers.remove import sweep_removed
 from lorad.daemon.pools import adopt_pools, look_at_process
 from lorad.daemon.processes import attempts_under
-from lorad.daemon.prune import sweep
+from lorad.daemon.prune import REMOVED, sweep
 from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store import runs
@@ -20,7 +21,7 @@ log = logging.getLogger("lorad.daemon")
 
 def adopt(ctx: Context) -> None:
     """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one."""
-    ctx.runs_root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    passable(ctx.runs_root) if ctx.system else ctx.runs_root.mkdir(parents=True, exist_ok=True, mode=0o700)
     sweep_removed(ctx.runs_root)
     sweep_leftovers(ctx.runs_root)
     adopt_pools(ctx)

@@ -126,14 +126,21 @@ def audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -
         yield f"its {len(lines)} samples are not {group} of each of its {prompts.total()} prompts"
 
 
+def spec_file(directory: RunDir, attempt: int) -> Path:
+    """What an attempt went by; the run's where the attempt's is not kept."""
+    own = directory.attempt(attempt)
+    path = own.work / own.spec.name
+    return path if path.exists() else directory.spec
+
+
 def staleness(directory: RunDir, attempt: int) -> int:
-    """That the spec of an attempt allows; of the run where the attempt's is not kept."""
-    path = directory.attempt(attempt).spec
-    return from_json((path if path.exists() else directory.spec).read_bytes()).rollout.max_staleness
+    """That the spec of an attempt allows."""
+    path = spec_file(directory, attempt)
+    return from_json(path.read_bytes()).rollout.max_staleness
 
 
 def is_pruned(directory: RunDir, attempt: int) -> bool:
     """Whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
-    path = directory.attempt(attempt).spec
-    keep = from_json((path if path.exists() else directory.spec).read_bytes()).checkpoint.keep_samples
+    path = spec_file(directory, attempt)
+    keep = from_json(path.read_bytes()).checkpoint.keep_samples
     return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))

@@ -7,18 +7,30 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from lorad.bounds import Bounds
 from lorad.config import Config
 from lorad.daemon.commands import Commands
 from lorad.daemon.devices import Device
+from lorad.daemon.disks import Disks
+from lorad.daemon.foreign import Sights
+from lorad.daemon.hands import Hands
+from lorad.daemon.identity import User, user_of
 from lorad.daemon.journal import DaemonJournal
-from lorad.daemon.pool import Pool
+from lorad.daemon.leases import Notes
+from lorad.daemon.meter import Meter
+from lorad.daemon.opening import record
+from lorad.daemon.pool import Pool, PoolSetup
 from lorad.daemon.processes import Processes
+from lorad.daemon.pulse import Pulse
+from lorad.daemon.reader import Readers
+from lorad.daemon.tail import Tail
+from lorad.daemon.usage import Disk
 from lorad.daemon.waker import Waker
 from lorad.machine import Machine, read_machine
 from lorad.paths import AttemptDir, Home, RunDir
@@ -28,6 +40,8 @@ from lorad.specs import Spec
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Row, Store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,7 @@ class Patience:
     pool_term: float = 60.0  # after `shutdown`: SIGKILL; a server lets go of its device first
     signal_again: float = 5.0
     restart: float = 1.0  # before the first automatic restart; doubles
+    restart_most: float = 300.0
     preflight: float = 120.0
     pool_ready: float = 1200.0  # a server that loads a large model takes minutes
 
@@ -64,16 +79,30 @@ class Context:
     devices: list[Device]
     commands: Commands = field(default_factory=Commands)
     patience: Patience = field(default_factory=Patience)
+    bounds: Bounds = field(default_factory=Bounds)
     processes: Processes = field(default_factory=Processes)
     waker: Waker = field(default_factory=Waker)
     machine: Callable[[], Machine] = field(default_factory=lambda: _recent(read_machine))
     pools: dict[str, Pool] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
+    system: bool = False  # several users share this daemon
     closing: bool = False
+    disk: Disk = field(default_factory=Disk)
+    meter: Meter = field(default_factory=Meter)
+    hands: Hands = field(default_factory=Hands)
     # Notes that a new daemon does without:
     signalled: dict[Path, tuple[int, float]] = field(default_factory=dict)  # attempt -> signal, when
     not_before: dict[str, float] = field(default_factory=dict)  # run -> monotonic time of its restart
     pool_gone_since: dict[str, float] = field(default_factory=dict)
+    pulses: dict[AttemptDir, Pulse] = field(default_factory=dict)  # see `health.py`
+    put_down: set[AttemptDir] = field(default_factory=set)  # those that hang and are being killed
+    looked_at: float = 0.0  # monotonic time of the last look at all pulses
+    rotated_at: float = 0.0  # ... and at the sizes of logs
+    notes: Notes = field(default_factory=Notes)  # beside the locks of GPUs
+    sights: Sights = field(default_factory=Sights)  # who computes on GPUs
+    disks: Disks = field(default_factory=Disks)
+    active: tuple[int | None, list[Row]] = field(default=(None, []))  # of `tenants.py`, by `Store.changes`
+    wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # of the queue, in one pass of `place.py`
     troubles: dict[str, str] = field(default_factory=dict)  # verb and run -> the error that was logged last
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)  # run that serves -> seconds, and their end
 
@@ -84,6 +113,14 @@ class Context:
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: set[Connection] = field(default_factory=set)  # threads wait for answers on them
+
+    def __post_init__(self) -> None:
+        record(self.store, self.journal)
+        self.readers = Readers(self.store)
+
+    async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """What a function of `lorad.store` that asks finds, without holding up the loop: see `Readers.read`."""
+        return await self.readers.read(question, *arguments, **options)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let `work` go on by itself; it is cancelled when the daemon closes."""
@@ -96,6 +133,15 @@ class Context:
         self.closing = True
         self.waker.poke()
         self.waker.ring()
+
+    def user(self, uid: int) -> User | None:
+        """Whose what belongs to `uid` is to be; None: this process's own, as all of a daemon of one user."""
+        return user_of(uid, self.config.environment) if self.system else None
+
+    @cached_property
+    def tail(self) -> Tail:
+        """The newest events, for who follows them."""
+        return Tail(self.store)
 
     @property
     def runs_root(self) -> Path:

@@ -1,4 +1,4 @@
-"""The devices of this machine. One slot for the CPU of a home; one for each GPU of the machine, locked by its UUID."""
+"""The devices of this machine: the slots of the CPU; or each GPU of the machine, locked by its UUID."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import os
 import platform
+import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,79 +20,103 @@ LOCKS = Path(tempfile.gettempdir()) / "lorad-devices"
 
 @dataclass(frozen=True)
 class Device:
-    """`name`: `cpu` or `cuda:<index>`; `label` for people; memory in bytes. `uuid`: of a GPU."""
+    """`name`: `cuda:<index>`, `cpu`, or `cpu:<slot>` of a CPU with several; `label` for people; memory in bytes.
+
+    `uuid`: of a GPU.
+    """
 
     name: str
     label: str
     memory_total: int
     uuid: str = ""
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.name.partition(":")[0] == "cpu"
 
-def find_devices() -> list[Device]:
-    """The GPUs; where there is none, the CPU."""
-    return _gpus() or [Device("cpu", platform.processor() or platform.machine(), psutil.virtual_memory().total)]
+    @property
+    def kind(self) -> str:
+        """As torch calls it: all slots are one CPU."""
+        return "cpu" if self.is_cpu else self.name
 
 
-def memory_used(device: Device) -> int:
-    """Bytes in use by anybody."""
-    if not device.uuid:
-        memory = psutil.virtual_memory()
-        return int(memory.total - memory.available)
-    with _nvml() as nvml:
-        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(device.uuid)).used) if nvml else 0
+def find_devices(cpu_slots: int = 1) -> list[Device]:
+    """The GPUs; where there is none, the CPU, so many times."""
+    label, memory = platform.processor() or platform.machine(), psutil.virtual_memory().total
+    names = ["cpu"] if cpu_slots == 1 else [f"cpu:{slot}" for slot in range(cpu_slots)]
+    return _gpus() or [Device(name, label, memory) for name in names]
 
 
 def lock_file(device: Device) -> Path | None:
     """The file whose lock holds the device, made if need be, in a directory where every user may make one."""
     if not device.uuid:
         return None
-    path = LOCKS / f"{device.uuid}.lock"
-    if not path.parent.is_dir():
-        path.parent.mkdir(exist_ok=True)
-        path.parent.chmod(0o1777)
+    path = lock_directory() / f"{device.uuid}.lock"
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.fchmod(made, 0o644)  # whatever the umask: who cannot open it can never have the device
+        os.close(made)
     return path
 
 
+def lock_directory() -> Path:
+    if not LOCKS.is_dir():
+        LOCKS.mkdir(exist_ok=True)
+        LOCKS.chmod(0o1777)
+    return LOCKS
+
+
 def is_taken(device: Device) -> bool:
-    """Some process on this machine, perhaps another user's, holds the device."""
+    """Some process on this machine, perhaps another user's, holds the device; so does what is no lock file at all."""
     path = lock_file(device)
     if path is None:
         return False
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return True
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
             return True
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
     return False
 
 
-def _gpus() -> list[Device]:
-    with _nvml() as nvml:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())] if nvml else []
-        return [
-            Device(
-                f"cuda:{index}",
-                str(nvml.nvmlDeviceGetName(handle)),
-                int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                str(nvml.nvmlDeviceGetUUID(handle)),
-            )
-            for index, handle in enumerate(handles)
-        ]
+def bindings() -> Any:
+    """NVML, as nvidia-ml-py has it."""
+    import pynvml
+
+    return pynvml
 
 
 @contextlib.contextmanager
-def _nvml() -> Any:
-    """The NVML bindings, ready; None on a machine without NVIDIA's driver."""
-    import pynvml
-
+def nvml() -> Iterator[Any]:
+    """The bindings, ready; None on a machine without NVIDIA's driver."""
+    found = bindings()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        found.nvmlInit()
+    except found.NVMLError:
         yield None
         return
     try:
-        yield pynvml
+        yield found
     finally:
-        pynvml.nvmlShutdown()
+        found.nvmlShutdown()
+
+
+def _gpus() -> list[Device]:
+    with nvml() as found:
+        handles = [found.nvmlDeviceGetHandleByIndex(i) for i in range(found.nvmlDeviceGetCount())] if found else []
+        return [
+            Device(
+                f"cuda:{index}",
+                str(found.nvmlDeviceGetName(handle)),
+                int(found.nvmlDeviceGetMemoryInfo(handle).total),
+                str(found.nvmlDeviceGetUUID(handle)),
+            )
+            for index, handle in enumerate(handles)
+        ]

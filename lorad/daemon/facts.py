@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.files import open_file
 from lorad.protocol.journal import EndFact, Record, decode
 
 TAIL = 1 << 18  # bytes
@@ -14,7 +15,7 @@ TAIL = 1 << 18  # bytes
 def last_facts(journal: Path, attempt: int) -> list[Record]:
     """The newest records of an attempt, as many as are in the tail of the journal."""
     try:
-        with journal.open("rb") as file:
+        with open_file(journal) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
             lines = file.read().splitlines(keepends=True)
     except OSError:
@@ -26,4 +27,7 @@ def last_facts(journal: Path, attempt: int) -> list[Record]:
 def end_of(facts: list[Record]) -> EndFact | None:
     """What the attempt said of its end; None when it said nothing."""
     ends = [fact for fact in facts if fact.kind == "end"]
-    return msgspec.convert(ends[-1].data, EndFact) if ends else None
+    try:
+        return msgspec.convert(ends[-1].data, EndFact) if ends else None
+    except msgspec.ValidationError as error:  # user code may write there, too
+        return EndFact("failed", f"the driver's last record is not understood: {error}")

@@ -6,10 +6,11 @@ import json
 
 from lorad.daemon.context import Context
 from lorad.daemon.tenants import ACTIVE, life_number
-from lorad.states import RunState
+from lorad.states import EndReason, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
 
+ASKED_FOR = (EndReason.STOPPED, EndReason.KILLED)
 EXCUSED = "excused"  # the event of an attempt that does not count as futile
 
 
@@ -23,7 +24,8 @@ def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
         if before is not None and attempt["attempt"] >= before:
             break
         step = reached.get(attempt["attempt"], 0)
-        futile = 0 if step > best else futile + (attempt["attempt"] not in excused)
+        blameless = attempt["attempt"] in excused or attempt["reason"] in ASKED_FOR
+        futile = 0 if step > best else futile + (not blameless)
         best = max(best, step)
     return futile
 
@@ -43,6 +45,11 @@ def excuse(ctx: Context, run: Row) -> None:
     blamed = max(suspects, key=lambda suspect: blame(ctx, suspect), default=None)
     if blamed is not None and is_stuck(ctx, run) and blame(ctx, blamed) > blame(ctx, run):
         events.append(ctx.store, run["name"], EXCUSED, {"attempt": run["attempt"], "blamed": blamed["name"]})
+
+
+def pardon(ctx: Context, run: Row, why: str) -> None:
+    """Do not count the attempt of a run that is not to blame for its end."""
+    events.append(ctx.store, run["name"], EXCUSED, {"attempt": run["attempt"], "why": why})
 
 
 def beside(ctx: Context, run: Row) -> list[Row]:

@@ -17,7 +17,7 @@ import msgspec
 from lorad.daemon.context import Context
 from lorad.daemon.processes import ProcessState, attempts_under, read_status
 from lorad.paths import AttemptDir
-from lorad.protocol.listener import answers
+from lorad.protocol.listener import FOR_ALL, answers
 
 log = logging.getLogger("lorad.daemon")
 
@@ -73,7 +73,13 @@ def look_after(ctx: Context, attempt: AttemptDir) -> None:
 
 
 def settings_of(ctx: Context) -> object:
-    return msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
+    settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
+    return settings | ({"for_all": is_for_all(ctx)} if ctx.system else {})
+
+
+def is_for_all(ctx: Context) -> bool:
+    """Whoever may see a version may ask it, and where only owners do, they need a token."""
+    return ctx.system and ctx.config.sharing.read == "all"
 
 
 def told_settings(attempt: AttemptDir) -> object:
@@ -86,7 +92,8 @@ def told_settings(attempt: AttemptDir) -> object:
 def start_gateway(ctx: Context, attempt: AttemptDir) -> None:
     argv = [*ctx.commands.gateway, str(ctx.home.root)]
     about = {"role": "gateway", "attempt": int(attempt.root.name), "gateway": settings_of(ctx)}
-    ctx.processes.start(attempt, argv, ctx.commands.environment(ctx.home), ctx.home.root, about=about)
+    env = {**ctx.commands.environment(ctx.home), FOR_ALL: "1" if is_for_all(ctx) else None}
+    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about)
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
     log.info("gateway: starting, life %s", attempt.root.name)
 

@@ -67,6 +67,8 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
     if not equals or len(values) < 2:
         return overridden(text), [rest]
     key = overridden(f"{first}={values[0]}")
+    if len(values) > POINTS:
+        raise SpecError(f"{key} has more than {POINTS} values", hint="Leave out some, or sweep twice.")
     if any(not value for value in values):
         raise SpecError(f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it.")
     if twice := sorted({value for value in values if values.count(value) > 1}):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.daemon.as_user import as_user
 from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.on_behalf import connection_to, in_thread
 from lorad.daemon.place import groups, room_for, setup_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import ask_status, find_or_make, look_at_process, start_pool
@@ -48,7 +50,7 @@ async def admitted(ctx: Context, run: Row) -> Pool:
             return pool_for(ctx, run)
         except Conflict:
             stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
-            if not stopping or time.monotonic() > deadline:
+            if not (stopping or ctx.sights.since is not None) or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(POLL_SECONDS)
 
@@ -94,7 +96,7 @@ async def ready(ctx: Context, pool: Pool) -> None:
 async def load(ctx: Context, pool: Pool, version: Row, *, keep: bool = False) -> Attestation:
     """Its verdict. Raises Conflict (its files are gone), and what the pool refuses; AttestationFailed among that."""
     await await_bytes(ctx, version)
-    attestation = await asyncio.to_thread(call_load, ctx, pool, version, keep=keep)
+    attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
     await ask_status(ctx, pool)  # so that what is loaded is known
     if attestation.verdict == "failed":
         raise AttestationFailed(f"{name_of(version)}: {attestation.detail}", hint="Serve another version.")
@@ -112,7 +114,7 @@ def call_attest_again(ctx: Context, pool: Pool, version: Row) -> Attestation:
 
 
 def _attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attestation:
-    with Connection(Path(pool.setup.socket)) as connection, waited_for(ctx, connection):
+    with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         loaded: Loaded = connection.call(verb, load)
     return loaded.attestation
 
@@ -131,8 +133,11 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
         ctx.waiting.discard(connection)
 
 
-def is_chat(run: Row) -> bool:
+def is_chat(ctx: Context, run: Row) -> bool:
     """Whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
     data = spec_of(run).data
     learned = data.train not in TASKS or run["reason"] == EndReason.IMPORTED
-    return data.chat_template == "auto" and learned and has_chat_template(Path(request_of(run).model_path))
+    model = Path(request_of(run).model_path)
+    with as_user(ctx.user(run["owner_uid"])):
+        has_template = has_chat_template(model)
+    return data.chat_template == "auto" and learned and has_template

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from pathlib import Path
 
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
 from lorad.daemon.guests import call_load, fits, waited_for
+from lorad.daemon.on_behalf import connection_to
 from lorad.daemon.pool import Pool, Refusal
 from lorad.daemon.pools import ask_status
 from lorad.daemon.tenants import room_in
 from lorad.daemon.versions import name_of
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
-from lorad.protocol.connection import Connection
 from lorad.store import events, runs
 from lorad.store.db import Row
 from lorad.store.versions import held_versions
@@ -98,7 +97,7 @@ async def settle(ctx: Context, pool: Pool, lacking: list[Row], spare: list[str])
 
 def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
     """Runs in a thread."""
-    with Connection(Path(pool.setup.socket)) as connection, waited_for(ctx, connection):
+    with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         for name in names:
             connection.call("let_go", LetGo(name))
 

@@ -21,9 +21,12 @@ from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
 from lorad.adapters.peft import CONFIG, write_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import validate
+from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import base_in
+from lorad.daemon.belongings import make_run, refuse_strange_journal
 from lorad.daemon.context import Context, Request, run_dir
 from lorad.daemon.making import create, make_directory, refuse_used
+from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import write_json
 from lorad.daemon.request import Caller
@@ -125,7 +128,7 @@ def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:
     return replace(asked, source=str(source), facts=facts)
 
 
-async def stage(ctx: Context, spec: Spec, request: Request, adapter: Adapter) -> Import:
+async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: Adapter) -> Import:
     """Write what makes a version of it, unless a version of that name is the same.
 
     Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
@@ -133,7 +136,8 @@ async def stage(ctx: Context, spec: Spec, request: Request, adapter: Adapter) ->
     name, sha256 = str(spec.name), await asyncio.to_thread(adapter.digest)
     if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
         refuse_used(ctx, spec)
-    same = [row for row in versions(ctx.store, name) if row["sha256"] == sha256 and is_alike(row, adapter.config)]
+    alike = [row for row in versions(ctx.store, name) if row["sha256"] == sha256]
+    same = await on_behalf(ctx, uid, lambda: [row for row in alike if is_alike(row, adapter.config)])
     number = same[-1]["version"] if same else next_number(ctx, name)
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
     files = Path(same[-1]["path"]) if same else RunDir(staged).version(number)
@@ -141,9 +145,10 @@ async def stage(ctx: Context, spec: Spec, request: Request, adapter: Adapter) ->
     made = Import(name, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
     try:
         staged.mkdir(mode=0o700)
+        make_run(RunDir(staged), ctx.user(uid))
         write_json(staged / "request.json", msgspec.to_builtins(request))
         if not made.known:
-            await asyncio.to_thread(write_version, made, adapter)
+            await on_behalf(ctx, uid, write_version, made, adapter)
     except BaseException:
         discard(staged)
         raise
@@ -202,6 +207,8 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
     final = run_dir(run).version(made.number)
     if final.exists():
         raise Conflict(f"{final} exists already and is never replaced", hint="Serve it again: it gets another number.")
+    user = ctx.user(run["owner_uid"])
+    make_run(run_dir(run), user)
     final.parent.mkdir(exist_ok=True)
     made.files.rename(final)
     fsync(final.parent)
@@ -216,6 +223,7 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
         attested=attestation.verdict,
         attestation=f"imported from {made.source}: {attestation.detail}",
     )
-    with JournalWriter(run_dir(run).journal, made.name, run["attempt"]) as journal:
+    refuse_strange_journal(run_dir(run), user)
+    with as_user(user), JournalWriter(run_dir(run).journal, made.name, run["attempt"]) as journal:
         journal.append("version", 0, fact)
     ingest(ctx.store, made.name, run_dir(run).journal)

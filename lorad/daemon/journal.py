@@ -1,34 +1,167 @@
-"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: runs created, moved and removed, by whom. Fsynced."""
+"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be built anew from.
+
+One JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes of the database,
+see `lorad/store/record.py`: {…, number, rows, gone, crc}; what the others say is for people, and for homes of earlier
+versions, which had no such lines.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from lorad.errors import StorageError
+from lorad.store.record import Change
+
+CRC = b',"crc":'
+CHUNK = 1 << 16
+ROWS, ALL, STARTED = "rows", "all", "started"
 
 
 class DaemonJournal:
-    """Appends one JSON line for each fact: {at, kind, run, by, …}. A torn last line is closed before the next one."""
+    """Appends one line for each fact. A torn last line is closed before the next one."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._undo: int | None = None  # where the file ends without the change that was written last
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
     def append(self, kind: str, run: str, by: str, **data: Any) -> None:
-        """Raises OSError (disk full); then nothing was written."""
-        line = json.dumps({"at": time.time(), "kind": kind, "run": run, "by": by} | data).encode() + b"\n"
+        """Raises StorageError (disk full); then nothing was written."""
+        self._write(json.dumps({"at": time.time(), "kind": kind, "run": run, "by": by} | data).encode() + b"\n")
+
+    def write_ahead(self, change: Change, *, all: bool = False) -> None:
+        """Raises StorageError; then nothing was written."""
+        self._undo = None
+        about = {"at": time.time(), "kind": ALL if all else ROWS, "run": None, "by": None}
+        body = msgspec.json.encode(about | msgspec.to_builtins(change))
         size = os.fstat(self._fd).st_size
-        try:
-            if os.write(self._fd, line) != len(line):
-                raise OSError(28, "No space left on device")
-            os.fsync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, size)
-            raise
+        self._write(body[:-1] + CRC + str(zlib.crc32(body)).encode() + b"}\n")
+        self._undo = size
+
+    def undo(self) -> None:
+        """Where that fails, too, the number of the next change tells that this one is void."""
+        if self._undo is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._undo)
+            self._undo = None
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _write(self, line: bytes) -> None:
+        try:
+            size = os.fstat(self._fd).st_size
+            try:
+                if os.write(self._fd, line) != len(line):
+                    raise OSError(28, "No space left on device")
+                os.fsync(self._fd)
+            except OSError:
+                os.ftruncate(self._fd, size)
+                raise
+        except OSError as error:
+            hint = "Nothing was changed. Free some space, and ask again."
+            raise StorageError(f"{self.path}: {error.strerror}", hint=hint) from error
+
+
+class Told(NamedTuple):
+    """What a journal tells. changes: those that count, a whole one first if there is any; facts: the lines for people,
+    in order; damaged: numbers of lines that cannot be read."""
+
+    changes: list[tuple[str, Change]]
+    facts: list[dict[str, Any]]
+    damaged: list[int]
+
+    @property
+    def is_complete(self) -> bool:
+        """All of the daemon's facts are in `changes`."""
+        return bool(self.changes) and self.changes[0][0] == ALL
+
+
+class _Line(Struct):
+    kind: str
+
+
+def read(path: Path) -> Told:
+    """All of a journal; nothing when there is none. Raises OSError."""
+    told = Told([], [], [])
+    if not path.exists():
+        return told
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            kind, found = decode(line)
+            if isinstance(found, Change):
+                count(told.changes, kind, found)
+            elif found is not None:
+                told.facts.append(found)
+            else:
+                told.damaged.append(number)
+    return told
+
+
+def count(changes: list[tuple[str, Change]], kind: str, change: Change) -> None:
+    """A change that has the number of an earlier one: that one was never committed."""
+    while changes and (kind == ALL or changes[-1][1].number >= change.number):
+        changes.pop()
+    changes.append((kind, change))
+
+
+def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
+    """The kind of a line and what it says; None when it is torn or damaged."""
+    try:
+        kind = msgspec.json.decode(line, type=_Line).kind
+        if kind not in (ROWS, ALL):
+            return kind, msgspec.json.decode(line, type=dict)
+        body, _, crc = line.rstrip(b"}\n").rpartition(CRC)
+        whole = line.endswith(b"}\n") and zlib.crc32(body + b"}") == int(crc)
+        return kind, msgspec.json.decode(body + b"}", type=Change) if whole else None
+    except (msgspec.MsgspecError, ValueError):
+        return "", None
+
+
+def last_change(path: Path) -> int | None:
+    """The number of the newest change that is whole; None when there is none."""
+    for line in backwards(path):
+        found = decode(line)[1]
+        if isinstance(found, Change):
+            return found.number
+    return None
+
+
+def written_by(path: Path) -> dict[str, Any]:
+    """The newest line that a daemon began with: {version, schema, …}; {} when there is none."""
+    for line in backwards(path):
+        kind, found = decode(line)
+        if kind == STARTED and isinstance(found, dict):
+            return found
+    return {}
+
+
+def backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, the last first."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        end, rest, chunk = file.seek(0, os.SEEK_END), b"", CHUNK
+        while end:
+            start, chunk = max(0, end - chunk), 2 * chunk
+            file.seek(start)
+            lines = (file.read(end - start) + rest).splitlines(keepends=True)
+            end, rest = start, lines[0] if lines else b""
+            yield from reversed(lines[1:])
+        if rest:
+            yield rest

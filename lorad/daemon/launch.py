@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+from lorad.daemon.as_user import as_user
+from lorad.daemon.belongings import hand_over, make_attempt, make_run
 from lorad.daemon.context import Context, attempt_dir, request_of, run_dir, spec_of
 from lorad.daemon.pools import start_pool
 from lorad.daemon.processes import write_json
 from lorad.daemon.runtime import why_threads
+from lorad.daemon.secrets import secret_files
 from lorad.store.db import Row
 from lorad.store.versions import first_number
 
@@ -26,9 +30,10 @@ def launch(ctx: Context, run: Row) -> None:
 
 def start_driver(ctx: Context, run: Row) -> None:
     """It waits for the pool's socket itself."""
-    attempt, request = attempt_dir(run), request_of(run)
+    attempt, request, user = attempt_dir(run), request_of(run), ctx.user(run["owner_uid"])
     life, pool = ctx.pools[run["pool"]].number, ctx.pools[run["pool"]].setup
-    attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_run(run_dir(run), user)
+    make_attempt(attempt, user)
     params = {
         "run": run["name"],
         "run_dir": str(run_dir(run).root),
@@ -40,17 +45,19 @@ def start_driver(ctx: Context, run: Row) -> None:
         "cwd": request.cwd,
         "pool_timeout": ctx.patience.pool_ready,
         "first_version": first_number(ctx.store, run["name"]),
-        "spec": str(attempt.spec),
+        "spec": str(attempt.work / attempt.spec.name),
         "origin": run["origin"] or "",
         "start_from": start_of(run),
         "bases": request.bases,
     }
     write_json(attempt.spec, json.loads(run["spec"]))
-    write_json(attempt.root / "params.json", params)
-    cwd = Path(request.cwd) if Path(request.cwd).is_dir() else run_dir(run).root
+    hand_over(attempt, {"params.json": params, attempt.spec.name: json.loads(run["spec"])}, user)
+    with as_user(user):
+        cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run_dir(run).root
     about = {"role": "driver", "run": run["name"], "attempt": run["attempt"], "pool_attempt": life}
+    about |= {"secret_files": secret_files(ctx.config)}
     env = ctx.commands.environment(ctx.home)
-    ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.root)], env, cwd, about=about)
+    ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
 
 

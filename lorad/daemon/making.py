@@ -9,22 +9,35 @@ from typing import Any
 
 import msgspec
 
+from lorad.daemon.as_user import as_user
+from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context, Request
+from lorad.daemon.identity import User
 from lorad.daemon.names import generate_name
 from lorad.daemon.processes import write_json
 from lorad.daemon.request import Caller
-from lorad.errors import Conflict, StorageError
+from lorad.errors import Conflict, SpecError, StorageError
 from lorad.paths import RunDir
 from lorad.specs import Spec, to_json
 from lorad.store import events, runs
 
 
-def anchored(spec: Spec, cwd: Path) -> Spec:
-    """The spec with a local model's path made absolute: the pool does not run where the user is."""
-    path = cwd / Path(spec.model.path).expanduser()
-    if not path.is_dir():
-        return spec
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path.resolve())))
+def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
+    """The spec with a local model's path made absolute: the pool does not run where the user is. Raises SpecError."""
+    if not cwd.is_absolute():
+        raise SpecError(f"{cwd} is not an absolute path", hint="Say where the paths of the spec begin.")
+    path = cwd / expanded(spec.model.path, user)
+    with as_user(user):
+        if not os.path.isdir(path):  # nor where this user may not look
+            return spec
+        path = path.resolve()
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path)))
+
+
+def expanded(path: str, user: User | None) -> Path:
+    """With `~` as that user means it."""
+    first, _, rest = path.partition("/")
+    return Path(user.home) / rest if user is not None and first == "~" else Path(path).expanduser()
 
 
 def fresh_name(ctx: Context) -> str:
@@ -51,7 +64,7 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     """`runs/<name>/` with what was asked for, on disk before the run exists."""
     directory = ctx.runs_root / str(spec.name)
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        passable(directory) if ctx.system else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write(RunDir(directory).spec_text, text.encode())
         write(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))

@@ -8,19 +8,22 @@ priority: whoever waits for others to leave is not passed for ever.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import msgspec
 
-from lorad.daemon.capacity import Need, capacity_of, impossible, lacking
+from lorad.daemon.capacity import capacity_of, impossible
 from lorad.daemon.context import Context, request_of, spec_of
-from lorad.daemon.devices import Device, is_taken
+from lorad.daemon.foreign import look
+from lorad.daemon.holders import want
+from lorad.daemon.limits import over_limit
+from lorad.daemon.obstacles import Claim, Devices, Obstacle, count_free, limited, obstacle, passed
 from lorad.daemon.pool import Pool, PoolSetup, setup_for
-from lorad.daemon.pools import find_or_make, look_at_process, stop_pool
+from lorad.daemon.pools import find_or_make, stop_pool
+from lorad.daemon.preempt import make_room
+from lorad.daemon.restart import wait_for_restart
 from lorad.daemon.runtime import keep_runtime, runtime_of
-from lorad.daemon.tenants import need_of_run, room_in, tenants_of, told
+from lorad.daemon.tenants import need_of_run, tenants_of
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.status import Capacity
 from lorad.runtime import Why
@@ -29,53 +32,27 @@ from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row
 
-Devices = tuple[Device, ...]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A run that waits for devices. alone: it needs everybody else to be gone; else only more room."""
-
-    run: str
-    priority: int
-    devices: Devices
-    alone: bool
-
-    def holds_up(self, run: Row, devices: Devices) -> bool:
-        """Whether `run`, which comes after it, may not have the devices before it."""
-        return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run["priority"])
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why devices cannot be had now. idle: pools that need only be stopped; claim: `Claim.alone`, None: no claim."""
-
-    reason: str
-    idle: Sequence[Pool] = ()
-    claim: bool | None = True
-
 
 def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
-    for run in runs.in_states(ctx.store, RunState.QUEUED):
-        place_run(ctx, run, claims)
+    ctx.wishes = {}
+    try:
+        for run in runs.in_states(ctx.store, RunState.QUEUED):
+            place_run(ctx, run, claims)
+    finally:
+        ctx.wishes = None
 
 
 def place_run(ctx: Context, run: Row, claims: list[Claim]) -> None:
     """Give a queued run a pool, or say what it waits for."""
     try:
-        waiting = wait_for_restart(ctx, run) or place(ctx, run, claims)
+        waiting = wait_for_restart(ctx, run) or over_limit(ctx, run) or place(ctx, run, claims)
     except (OSError, msgspec.MsgspecError) as error:
         waiting = f"its files cannot be read: {error}"
     except LoradError as error:
         waiting = error.message
     if waiting and waiting != run["waiting"]:
         runs.set_fields(ctx.store, run["name"], waiting=waiting)
-
-
-def wait_for_restart(ctx: Context, run: Row) -> str:
-    left = ctx.not_before.get(run["name"], 0.0) - time.monotonic()
-    return run["waiting"] or "restarts soon" if left > 0 else ""
 
 
 def place(ctx: Context, run: Row, claims: list[Claim]) -> str:
@@ -94,8 +71,8 @@ def place(ctx: Context, run: Row, claims: list[Claim]) -> str:
 
 
 def groups(ctx: Context, run: Row) -> list[Devices]:
-    """Where a run could go: neighbours, as many as it needs. On the CPU all ranks share the one. Raises SpecError."""
-    count = 1 if ctx.devices[0].name == "cpu" else spec_of(run).gpus
+    """Where a run could go: neighbours, as many as it needs. On the CPU all ranks share one. Raises SpecError."""
+    count = 1 if ctx.devices[0].is_cpu else spec_of(run).gpus
     if count > len(ctx.devices):
         raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.devices)}")
     return [tuple(ctx.devices[first : first + count]) for first in range(len(ctx.devices) - count + 1)]
@@ -136,10 +113,23 @@ def asked_by(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
 
 def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup:
     """A server that is yet to start takes the ranks and lengths of those in the queue that could share it."""
-    for run in runs.in_states(ctx.store, RunState.QUEUED) if setup.server is not None else ():
+    if setup.server is None:
+        return setup
+    known = {} if ctx.wishes is None else ctx.wishes
+    if devices not in known:
+        known[devices] = wishes_of(ctx, devices)
+    return setup.widened(known[devices].get(setup.kind, setup))
+
+
+def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
+    """By kind, the widest server that anybody in the queue asks for."""
+    widest: dict[str, PoolSetup] = {}
+    for run in runs.in_states(ctx.store, RunState.QUEUED):
         with contextlib.suppress(OSError, msgspec.MsgspecError, SpecError):
-            setup = setup.widened(asked_by(ctx, run, devices)[0])
-    return setup
+            asked = asked_by(ctx, run, devices)[0]
+            if asked.server is not None:
+                widest[asked.kind] = asked.widened(widest.get(asked.kind, asked))
+    return widest
 
 
 def never_fits(ctx: Context, run: Row, setups: Mapping[Devices, PoolSetup]) -> str:
@@ -159,81 +149,42 @@ def room_for(
 ) -> tuple[Devices | None, str]:
     """The devices that a pool may have now, or None and what it waits for. Warm pools go before free devices.
 
-    Idle pools are stopped where nothing else is in the way, unless one is stopping already. run: the one that is to
-    train there; claims: of those before it in the queue, to which its own is added when it waits.
+    Idle pools are stopped where nothing else is in the way, unless one is stopping already; other daemons are asked for
+    theirs; runs of lower priority make room. run: the one that is to train there; claims: of those before it in the
+    queue, to which its own is added when it waits.
     """
+    look(ctx)
     warm = {pool.setup.key for pool in ctx.pools.values() if pool.process.is_up}
     found: dict[Devices, Obstacle] = {}
     for devices, setup in sorted(setups.items(), key=lambda item: item[1].key not in warm):
-        in_the_way = passed(devices, run, claims or []) or obstacle(ctx, setup, devices, run)
+        barred = passed(devices, run, claims or []) or limited(ctx, setup, devices, run)
+        in_the_way = barred or obstacle(ctx, setup, devices, run)
         if in_the_way is None:
             return devices, ""
         found[devices] = in_the_way
     if not any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values()):
         for pool in next((obstacle.idle for obstacle in found.values() if obstacle.idle), ()):
             stop_pool(ctx, pool)
-    claimed = next(((devices, o.claim) for devices, o in found.items() if o.claim is not None), None)
-    if run is not None and claims is not None and claimed is not None:
-        claims.append(Claim(run["name"], run["priority"], *claimed))
-    return None, "; ".join(dict.fromkeys(o.reason for o in found.values()))
+    want(ctx, [obstacle.taken for obstacle in found.values()], f"run {run['name']}" if run else "a base to serve")
+    if run is not None and claims is not None:
+        claim(claims, run, found, make_room(ctx, run, setups, found))
+    return None, in_words(ctx, found)
 
 
-def passed(devices: Devices, run: Row | None, claims: Sequence[Claim]) -> Obstacle | None:
-    """The run before this one that must not be passed."""
-    first = next((claim for claim in claims if run is not None and claim.holds_up(run, devices)), None)
-    if first is None:
-        return None
-    names = ", ".join(device.name for device in devices)
-    return Obstacle(
-        f"run {first.run} is next on {names}, when {'the others end' if first.alone else 'it fits'}", claim=None
-    )
+def claim(claims: list[Claim], run: Row, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> None:
+    """The devices that a run waits for: those that are being cleared for it, else the first."""
+    order = ([cleared] if cleared else []) + list(found)
+    claimed = next(((devices, found[devices].claim) for devices in order if found[devices].claim is not None), None)
+    if claimed is not None:
+        claims.append(Claim(run["name"], run["priority"], claimed[0], bool(claimed[1])))
 
 
-def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: Row | None = None) -> Obstacle | None:
-    """What keeps a pool of `setup`, with `run` in it, from having the devices now."""
-    holders = pools_on(ctx, devices)
-    for pool in holders:
-        where = f"pool {pool.id} on {', '.join(pool.setup.names)}"
-        if pool.stop_asked is not None:
-            return Obstacle(f"{where} is stopping")
-        if pool.setup.key == setup.key:
-            return None if run is None else crowding(ctx, pool, run, need_of_run(run, setup.dtype))
-        if tenants := tenants_of(ctx, pool):
-            end = "it ends" if len(tenants) == 1 else "they end"
-            return Obstacle(f"pool {pool.id} is busy with {told(tenants)}; starts when {end}")
-        if pool.serves:
-            names = ", ".join(sorted(pool.serves))
-            return Obstacle(f"{where} serves {names}; `lorad serve --stop` lets it end", claim=None)
-        if pool.guests:
-            return Obstacle(f"{where} answers a request")
-    if holders:
-        names = ", ".join(f"pool {pool.id} on {', '.join(pool.setup.names)}" for pool in holders)
-        return Obstacle(f"{names} makes room for another one", idle=holders)
-    taken = ", ".join(device.name for device in devices if is_taken(device))
-    return Obstacle(f"{taken} is in use by another process or user", claim=None) if taken else None
-
-
-def crowding(ctx: Context, pool: Pool, run: Row, need: Need) -> Obstacle | None:
-    """What the runs in a pool of the right kind leave no room for."""
-    tenants = tenants_of(ctx, pool)
-    alone = next((tenant for tenant in tenants if spec_of(tenant).resources.exclusive), None)
-    if alone is not None:
-        return Obstacle(f"{told([alone])} has pool {pool.id} for itself; starts when it ends")
-    there = "is" if len(tenants) == 1 else "are"
-    if tenants and spec_of(run).resources.exclusive:
-        return Obstacle(f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it")
-    lack = lacking(room_in(ctx, pool), need)
-    count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
-    return Obstacle(f"pool {pool.id} {lack}; {count}", claim=False) if lack else None
-
-
-def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
-    """The pools whose process holds one of the devices."""
-    names = {device.name for device in devices}
-    here = [pool for pool in ctx.pools.values() if names & set(pool.setup.names)]
-    for pool in here:
-        look_at_process(ctx, pool)
-    return [pool for pool in here if pool.process.is_up or tenants_of(ctx, pool)]
+def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
+    """What is in the way everywhere, and how many of several devices are free."""
+    reasons = "; ".join(dict.fromkeys(part for o in found.values() for part in o.parts or (o.reason,)))
+    if len(ctx.devices) == 1:
+        return reasons
+    return f"{count_free(ctx)} of {len(ctx.devices)} devices free; {reasons}"
 
 
 def starting(pool: Pool, run: str) -> str:

@@ -32,8 +32,9 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
     """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec.
 
     server: of an engine that is a server in a process of its own; ranks: of a trainer that is made of processes. Their
-    `env` may hold secrets: the file is 0600. devices: all GPUs, `device` being the first; none: it is the only one.
-    owner: user id of all its runs; -1 in those of earlier versions.
+    `env` may hold secrets: the file is 0600. devices: all GPUs, `device` being the first, or the slot of a CPU that
+    has several; none: `device` is the only one. owner: user id of all its runs; -1 in those of earlier versions.
+    hang: as in config.yaml, for the processes of its trainer.
     """
 
     pool: str
@@ -55,6 +56,7 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
     ranks: RanksSetup | None = None
     devices: tuple[str, ...] = ()
     owner: int = -1
+    hang: float = 120.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,6 +77,15 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
                 *self.devices,
             ]
         )
+
+    @property
+    def kind(self) -> str:
+        """The same for all of which one can be `widened` for the other."""
+        if self.server is None:
+            return self.key
+        return msgspec.structs.replace(
+            self, server=msgspec.structs.replace(self.server, max_rank=0, context_length=0)
+        ).key
 
     def takes(self, other: PoolSetup) -> bool:
         """Whether a run for `other` may join: nothing differs, but for servers that take more rank or more context."""
@@ -132,6 +143,12 @@ class Pool:
         return self.setup.pool
 
     @property
+    def work(self) -> Path:
+        """Where its process writes; it has one of its own where it belongs to another user than the daemon."""
+        theirs = self.root / "work"
+        return theirs if theirs.is_dir() else self.root
+
+    @property
     def number(self) -> int:
         """Of the newest attempt; 0 when there is none."""
         return max((int(attempt.root.name) for attempt in attempts_under(self.root)), default=0)
@@ -179,7 +196,7 @@ def setup_for(
     trainer = config.backends.get(spec.trainer.backend, Backend())
     engine = config.backends.get(spec.rollout.backend, Backend())
     names = tuple(device.name for device in devices)
-    on_cpu = names[0] == "cpu"
+    on_cpu, is_slot = devices[0].is_cpu, names[0] != devices[0].kind
     own = {"float16": "bfloat16"}.get(dtype, dtype)
     return PoolSetup(
         pool="",
@@ -190,10 +207,10 @@ def setup_for(
         engine=spec.rollout.backend,
         mode=mode_of(spec, on_cpu),
         threads=threads,
-        device=names[0],
-        devices=names if len(names) > 1 else (),
+        device=devices[0].kind,
+        devices=names if len(names) > 1 or is_slot else (),
         deterministic=on_cpu if spec.deterministic is None else spec.deterministic,
-        memory_fraction=spec.pool.memory_fraction,
+        memory_fraction=spec.pool.memory_fraction / (config.devices.cpu_slots if is_slot else 1),
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,
@@ -201,6 +218,7 @@ def setup_for(
         if spec.rollout.backend in SERVERS
         else None,
         ranks=ranks_setup(spec, trainer) if spec.trainer.backend in RANKED else None,
+        hang=config.supervision.hang,
     )
 
 

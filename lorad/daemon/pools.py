@@ -6,15 +6,19 @@ import asyncio
 import logging
 import signal
 import time
-from pathlib import Path
 
 import msgspec
 
+from lorad.daemon.belongings import make_attempt, make_pool
 from lorad.daemon.context import Context
 from lorad.daemon.devices import lock_file
+from lorad.daemon.leases import timeout_of
+from lorad.daemon.on_behalf import connection_to
 from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
 from lorad.daemon.processes import ProcessState, write_json
+from lorad.daemon.remains import clear_up
 from lorad.daemon.runtime import UNKNOWN, pool_runtime
+from lorad.daemon.secrets import secret_files
 from lorad.errors import LoradError
 from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
@@ -27,6 +31,7 @@ from lorad.store import runs
 log = logging.getLogger("lorad.daemon")
 ANSWER_SECONDS = 2.0
 FRESH_SECONDS = 0.5
+LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
 POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
 
@@ -50,7 +55,8 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
         number += 1
     root = ctx.home.pool(pool_id)
     root.mkdir(parents=True, mode=0o700)
-    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.home.pool_socket(pool_id)))
+    socket = root / "work" / "pool.sock" if ctx.system else ctx.home.pool_socket(pool_id)
+    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(socket))
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
@@ -66,9 +72,13 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
     locks = [lock for device in ctx.devices if device.name in setup.names and (lock := lock_file(device))]
-    argv = [*ctx.commands.pool, str(pool.root)]
-    about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told()}
-    ctx.processes.start(pool.attempt(number), argv, env, pool.root, locks=locks, about=about)
+    user = ctx.user(setup.owner)
+    make_pool(pool.root, msgspec.to_builtins(setup), user)
+    make_attempt(pool.attempt(number), user)
+    argv = [*ctx.commands.pool, str(pool.work)]
+    about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told(), "lock_seconds": LOCK_SECONDS}
+    about |= {"secret_files": secret_files(ctx.config)}
+    ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
     pool.process, pool.status, pool.stop_asked, pool.used_at = ProcessState("starting"), None, None, time.monotonic()
     log.info("pool %s: starting, life %d", pool.id, number)
     note(ctx, pool)
@@ -89,6 +99,8 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
         note(ctx, pool)
     if not pool.process.is_up:
         pool.status, pool.stop_asked = None, None
+    if pool.process.is_over and not before.is_over:
+        ctx.spawn(clear_up(ctx, pool))
 
 
 def watch_pools(ctx: Context) -> None:
@@ -112,8 +124,10 @@ async def refresh(ctx: Context) -> None:
 
 
 async def ask_status(ctx: Context, pool: Pool) -> None:
+    opened: list[Connection] = []
     try:
-        status = await asyncio.to_thread(call_status, pool, abandoned(ctx, pool))
+        asking = asyncio.to_thread(call_status, ctx, pool, abandoned(ctx, pool), opened)
+        status = await asyncio.wait_for(asking, 3 * ANSWER_SECONDS)  # a pool of a user's may drip its answer
         if pool.process.phase == "alive":
             first, pool.status = pool.status is None, status
             if first:
@@ -121,6 +135,8 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
                 ctx.waker.poke()
     except (LoradError, OSError) as error:
         log.debug("pool %s does not answer: %s", pool.id, error)
+        for connection in opened:
+            connection.abort()
     finally:
         pool.is_polled, pool.polled_at = False, time.monotonic()
 
@@ -133,8 +149,9 @@ def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
     return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
 
 
-def call_status(pool: Pool, evicted: list[Evict]) -> PoolStatus:
-    with Connection(Path(pool.setup.socket), timeout=ANSWER_SECONDS) as connection:
+def call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
+    with connection_to(ctx, pool, ANSWER_SECONDS) as connection:
+        opened.append(connection)
         for slot in evicted:
             connection.call("evict", slot)
         status: PoolStatus = connection.call("status", Nothing())
@@ -150,7 +167,7 @@ def put_away_pools(ctx: Context, busy: set[str]) -> None:
             insist(ctx, pool, time.monotonic() - pool.stop_asked)
         elif pool.id in busy or pool.guests:
             pool.used_at = time.monotonic()
-        elif pool.idle_seconds > ctx.config.idle_timeout:
+        elif pool.idle_seconds > timeout_of(ctx, pool):
             log.info("pool %s: idle for %.0f s", pool.id, pool.idle_seconds)
             stop_pool(ctx, pool)
 
@@ -161,12 +178,12 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
         pool.stop_asked = time.monotonic()
         log.info("pool %s: stopping", pool.id)
         note(ctx, pool)
-        ctx.spawn(ask_shutdown(pool))
+        ctx.spawn(ask_shutdown(ctx, pool))
 
 
-async def ask_shutdown(pool: Pool) -> None:
+async def ask_shutdown(ctx: Context, pool: Pool) -> None:
     def call() -> None:
-        with Connection(Path(pool.setup.socket), timeout=ANSWER_SECONDS) as connection:
+        with connection_to(ctx, pool, ANSWER_SECONDS) as connection:
             connection.call("shutdown", Nothing())
 
     try:
@@ -191,5 +208,5 @@ def note(ctx: Context, pool: Pool) -> None:
         rows.remove(ctx.store, pool.id)
         return
     setup = pool.setup
-    columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": setup.device}
+    columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": setup.names[0]}
     rows.upsert(ctx.store, pool.id, **columns, pid=pool.process.pid, attempt=pool.number, key=setup.key)

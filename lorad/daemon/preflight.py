@@ -13,12 +13,16 @@ import msgspec
 
 from lorad import config
 from lorad.daemon.context import Context
+from lorad.daemon.secrets import secrets_of
 from lorad.errors import SpecError, from_wire
 from lorad.specs import Spec
 
+PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
 
-async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
-    """The facts that it found. Raises what it raised, SpecError when it takes too long or falls over.
+
+async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, Any]:
+    """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it takes too
+    long or falls over.
 
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends.
     """
@@ -26,22 +30,50 @@ async def preflight(ctx: Context, spec: Spec, cwd: str) -> dict[str, Any]:
     warm = any(
         p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
     )
-    where = {"device": ctx.devices[0].name, "devices": len(ctx.devices)}
-    question = msgspec.json.encode({"spec": spec, "cwd": cwd, "warm": warm, **where})
-    env = {**os.environ, **ctx.commands.environment(ctx.home)}
-    argv = ctx.commands.preflight
+    where = {"device": ctx.devices[0].kind, "devices": len(ctx.devices)}
+    box = config.load(ctx.home.config)
+    question = msgspec.json.encode(
+        {"spec": spec, "cwd": cwd, "warm": warm, "backends": box.backends, **where}, enc_hook=str
+    )
+    user, argv = ctx.user(uid), [*ctx.commands.preflight]
+    env = {**(os.environ if user is None else user.environment), **ctx.commands.environment(ctx.home)}
+    env |= secrets_of(box)
+    argv = argv if user is None else user.command(argv, Path("/"))
     process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env)
     try:
         async with asyncio.timeout(ctx.patience.preflight):
-            output, errors = await process.communicate(question)
+            output, errors = await exchanged(process, question)
     except TimeoutError:
         raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
     finally:
         await end(process)
     facts = answer(output, errors)
     if ctx.home.config.exists():
-        ctx.config = msgspec.structs.replace(ctx.config, backends=config.load(ctx.home.config).backends)
+        ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends)
     return facts
+
+
+async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
+    """What it prints once it was asked. Raises SpecError when that is more than any check prints: it is user code."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(question)
+    process.stdin.close()
+    readers = [asyncio.create_task(all_of(stream)) for stream in (process.stdout, process.stderr)]
+    try:
+        output, errors = await asyncio.gather(*readers)
+        return output, errors
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+async def all_of(stream: asyncio.StreamReader) -> bytes:
+    data = bytearray()
+    while chunk := await stream.read(1 << 16):
+        data += chunk
+        if len(data) > PRINTED_BYTES:
+            raise SpecError(f"the check of the spec printed over {PRINTED_BYTES >> 20} MiB", hint="Print less.")
+    return bytes(data)
 
 
 def slow(spec: Spec) -> str:
@@ -54,8 +86,10 @@ def slow(spec: Spec) -> str:
 
 
 async def end(process: Process) -> None:
+    """Its pipes are closed as well: what it started may hold them, and nobody reads the rest."""
     if process.returncode is None:
         process.kill()
+        process._transport.close()  # type: ignore[attr-defined]
         await process.wait()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lorad.daemon import shim
+from lorad.daemon.identity import User
 from lorad.paths import AttemptDir
 
 BOOT_ID = shim.boot_id()
@@ -68,13 +69,19 @@ class Processes:
         *,
         locks: Sequence[Path] = (),
         about: Mapping[str, Any] | None = None,
+        user: User | None = None,
     ) -> None:
         """Start a process in a fresh attempt directory. `env` is added to the daemon's own; None removes a name.
 
-        Raises OSError when the shim cannot be started. What becomes of the process: `inspect`.
+        user: whose it is to be, with nothing of the daemon's environment; the directory was made for them. Raises
+        OSError when the shim cannot be started. What becomes of the process: `inspect`.
         """
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "locks": [str(path) for path in locks]}
+        if user is not None:
+            kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]  # perhaps secrets
+            own = {key: value for key, value in user.environment.items() if key not in kept}
+            command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
         write_json(attempt.command, command | dict(about or {}))
         quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         self._shims[attempt.root] = os.posix_spawn(

@@ -23,7 +23,10 @@ from lorad.store.versions import get_version
 
 log = logging.getLogger("lorad.daemon")
 
-CHECKPOINT = re.compile(r"(\d{6,})-a(\d+)")
+REMOVED = ".removed-"  # directories of runs that are gone
+CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users' own
+SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
+VERSION = re.compile(r"[0-9]{1,12}")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
 
 
@@ -32,7 +35,7 @@ class Doomed(NamedTuple):
 
     run: str
     path: Path
-    kind: Literal["checkpoint", "version", "samples", "leftover", "run"]
+    kind: Literal["checkpoint", "version", "samples", "leftover", "run", "log", "life", "pool"]
     why: str
 
 
@@ -84,7 +87,7 @@ def old_versions(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
-    present = [path for path in listed(run_dir(run).versions) if path.name.isdigit()]
+    present = [path for path in listed(run_dir(run).versions) if VERSION.fullmatch(path.name)]
     needed = {row["version"] for row in kept} | {run["version"]}
     free = [path for path in present[:-keep] if int(path.name) not in needed and is_free(ctx, run, int(path.name))]
     return [Doomed(run["name"], path, "version", f"checkpoint.keep_versions is {keep}") for path in free]
@@ -111,18 +114,29 @@ def old_samples(run: Row) -> list[Doomed]:
 
 
 def age(samples: Path) -> tuple[int, int]:
-    """Attempt and step: what a resume does again is newer than what it goes back behind."""
-    step, _, attempt = samples.stem.partition("-a")
-    return int(attempt or 0), int(step)
+    """Attempt and step: what a resume does again is newer than what it goes back behind. Strange files are oldest."""
+    match = SAMPLES.fullmatch(samples.stem)
+    return (int(match[2] or 0), int(match[1])) if match else (-1, -1)
 
 
 def delete(ctx: Context, item: Doomed) -> Path | None:
-    """Nobody finds it after this; what is to be discarded yet, if anything is."""
+    """Nobody finds it after this; what is to be discarded yet, if anything is. What its owner keeps from being deleted
+    stays, and holds up nothing else."""
     log.info("deleting %s: %s", item.path, item.why)
-    if item.kind == "samples":
+    try:
+        return _delete(ctx, item)
+    except OSError as error:
+        log.warning("%s cannot be deleted: %s", item.path, error.strerror)
+        return None
+
+
+def _delete(ctx: Context, item: Doomed) -> Path | None:
+    if item.kind in ("samples", "log"):
         item.path.unlink(missing_ok=True)
         return None
-    if item.kind in ("leftover", "run"):
+    if item.kind == "pool":
+        ctx.pools.pop(item.path.name, None)
+    if item.kind in ("leftover", "run", "life", "pool"):
         return item.path
     if item.kind == "checkpoint" and (key := key_of(item.path)):
         mark_deleted(ctx.store, item.run, *key)
@@ -131,7 +145,7 @@ def delete(ctx: Context, item: Doomed) -> Path | None:
 
 def moved_away(path: Path) -> Path:
     """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
-    gone = path.with_name(f"{TEMPORARY}{path.name}-deleted")
+    gone = path.with_name(f"{TEMPORARY}{path.name}-deleted-{time.time_ns()}")
     path.rename(gone)
     return gone
 
@@ -150,8 +164,8 @@ def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
 
 def is_leftover(path: Path, since: float) -> bool:
     try:
-        return path.name.startswith(TEMPORARY) and path.stat().st_mtime < since
-    except FileNotFoundError:
+        return path.name.startswith(TEMPORARY) and path.lstat().st_mtime < since
+    except OSError:
         return False
 
 

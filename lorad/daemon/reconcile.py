@@ -6,14 +6,19 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from lorad.daemon.budget import keep_budget
 from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.distrust import take_in_or_end
 from lorad.daemon.facts import last_facts
 from lorad.daemon.gateway import keep_gateway as keep_gateway_up
+from lorad.daemon.health import heal as heal_hung
+from lorad.daemon.holders import keep_leases
 from lorad.daemon.holds import hold as hold_versions
 from lorad.daemon.launch import launch
 from lorad.daemon.place import place_runs
 from lorad.daemon.pools import put_away_pools, watch_pools
 from lorad.daemon.prune import prune as prune_run
+from lorad.daemon.rotate import rotate as rotate_logs
 from lorad.daemon.serving import keep_serving as keep_pools_serving
 from lorad.daemon.settle import settle
 from lorad.daemon.stop import stop as stop_run
@@ -23,7 +28,6 @@ from lorad.errors import LoradError
 from lorad.states import Move, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
-from lorad.store.ingest import ingest as ingest_journal
 
 log = logging.getLogger("lorad.daemon")
 
@@ -44,15 +48,18 @@ def pass_once(ctx: Context) -> None:
     ingest(ctx)
     confirm(ctx)
     reap(ctx)
+    heal(ctx)
     halve(ctx)
     keep_serving(ctx)
     place(ctx)
     start(ctx)
     stop(ctx)
     put_away(ctx)
+    tell_leases(ctx)
     hold(ctx)
     tell_gateway(ctx)
     keep_gateway(ctx)
+    rotate(ctx)
 
 
 def watch(ctx: Context) -> None:
@@ -70,6 +77,10 @@ def confirm(ctx: Context) -> None:
 
 def reap(ctx: Context) -> None:
     each(ctx, reap_run, *ACTIVE)
+
+
+def heal(ctx: Context) -> None:
+    guarded(heal_hung, ctx)
 
 
 def halve(ctx: Context) -> None:
@@ -97,6 +108,10 @@ def put_away(ctx: Context) -> None:
     put_away_pools(ctx, serving | {run["pool"] for run in runs.in_states(ctx.store, *ACTIVE)})
 
 
+def tell_leases(ctx: Context) -> None:
+    guarded(keep_leases, ctx)
+
+
 def hold(ctx: Context) -> None:
     guarded(hold_versions, ctx)
 
@@ -109,9 +124,18 @@ def keep_gateway(ctx: Context) -> None:
     guarded(keep_gateway_up, ctx)
 
 
+def tidy(ctx: Context) -> None:
+    ctx.readers.tidy()
+    guarded(keep_budget, ctx)
+
+
+def rotate(ctx: Context) -> None:
+    guarded(rotate_logs, ctx)
+
+
 def ingest_run(ctx: Context, run: Row) -> None:
     """Take in what the driver wrote, and make room when it has one checkpoint more."""
-    fresh = ingest_journal(ctx.store, run["name"], run_dir(run).journal)
+    fresh = take_in_or_end(ctx, run)
     if any(record.kind == "checkpoint" for record in fresh):
         prune_run(ctx, run)
 

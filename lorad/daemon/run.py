@@ -15,33 +15,39 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from aiohttp import web
-
 from lorad import config
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
 from lorad.daemon.devices import find_devices
 from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.opening import open_store, tell_start
 from lorad.daemon.reconcile import reconcile
+from lorad.daemon.scrape import scraped
 from lorad.daemon.server import bind, make_app
+from lorad.daemon.system import prepare_shared
 from lorad.errors import Conflict
 from lorad.paths import Home
+from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.listener import answers
-from lorad.store.db import Store
+from lorad.protocol.structs import learn_structs
 
 log = logging.getLogger("lorad.daemon")
 
 LOG_BYTES, LOG_FILES = 8 << 20, 3
 GOODBYE_SECONDS = 2.0
 THREADS = 64
+BACKLOG = 256  # connections that wait to be taken
 
 
-def run_daemon(home: Home) -> None:
-    """Serve `home` until SIGTERM, SIGINT or `shutdown`. Raises Conflict when it has a daemon, SpecError."""
-    prepare(home)
+def run_daemon(home: Home, *, system: bool = False) -> None:
+    """Serve `home` until SIGTERM, SIGINT or `shutdown`. system: for all users. Raises Conflict when it has a daemon,
+    SpecError, NotAllowed."""
+    learn_structs()
+    prepare_shared(home) if system else prepare(home)
     with lock(home):
         log_to(home.daemon_log)
         ctx = open_context(home)
+        ctx.system = system
         try:
             asyncio.run(serve(ctx))
         finally:
@@ -88,8 +94,10 @@ def log_to(path: Path) -> None:
 
 
 def open_context(home: Home) -> Context:
-    settings = config.load(home.config)
-    return Context(home, settings, Store(home.database), DaemonJournal(home.journal), find_devices())
+    settings, store = config.load(home.config), open_store(home)
+    ctx = Context(home, settings, store, DaemonJournal(home.journal), find_devices(settings.devices.cpu_slots))
+    tell_start(store, ctx.journal)
+    return ctx
 
 
 async def serve(ctx: Context) -> None:
@@ -106,13 +114,18 @@ async def serve(ctx: Context) -> None:
 @contextlib.asynccontextmanager
 async def answering(ctx: Context) -> AsyncIterator[None]:
     """The API on the home's socket."""
-    runner = web.AppRunner(make_app(ctx), access_log=None, shutdown_timeout=GOODBYE_SECONDS)
+    runner = bounded(make_app(ctx), shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     path = ctx.home.socket
-    await web.SockSite(runner, bind(path)).start()
+    door = Doorkeeper(runner.server, ctx.bounds)
+    listener = await asyncio.get_running_loop().create_unix_server(
+        door, sock=bind(path, 0o666 if ctx.system else 0o600), backlog=BACKLOG
+    )
     try:
-        yield
+        async with scraped(ctx):
+            yield
     finally:
+        listener.close()
         await runner.cleanup()
         path.unlink(missing_ok=True)
         await rest(ctx)
@@ -125,4 +138,5 @@ async def rest(ctx: Context) -> None:
     for task in list(ctx.tasks):
         task.cancel()
     await asyncio.gather(*ctx.tasks, return_exceptions=True)
+    ctx.readers.close()
     ctx.waker.close()

@@ -40,7 +40,8 @@ def runtime_of(ctx: Context, run: Row, device: Device) -> Runtime:
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
-    return choose_runtime(request_of(run).parameters, ctx.machine(), device.name, overrides)
+    slots = len(ctx.devices) if device.is_cpu else 1
+    return choose_runtime(request_of(run).parameters, ctx.machine(), device.kind, overrides, slots=slots)
 
 
 def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import os
-import pwd
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -16,17 +13,21 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from lorad.bounds import BODY_BYTES
+from lorad.daemon.access import Access, authorize
+from lorad.daemon.body import read_body
 from lorad.daemon.context import Context
 from lorad.daemon.handlers import ROUTES
+from lorad.daemon.identity import name_of
+from lorad.daemon.meter import metered
 from lorad.daemon.request import Call, Caller
-from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, SpecError, to_wire
+from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
 from lorad.protocol.listener import answers
 
 log = logging.getLogger("lorad.daemon")
 
-BODY_BYTES = 4 << 20
-BODY_SECONDS = 30.0
 UCRED = struct.Struct("3i")
+UP_TO_DATE = "Is this lorad up to date?"
 UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
 Handler = Callable[[Context, Call], Awaitable[Any]]
@@ -34,15 +35,15 @@ Handler = Callable[[Context, Call], Awaitable[Any]]
 
 def make_app(ctx: Context) -> web.Application:
     """The routes of `lorad.client`, one handler each."""
-    app = web.Application(client_max_size=BODY_BYTES)
-    for method, path, handler in ROUTES:
-        app.router.add_route(method, path, _endpoint(ctx, handler))
-    app.router.add_route("*", "/{rest:.*}", _endpoint(ctx, _nowhere))
+    app = web.Application(client_max_size=BODY_BYTES, middlewares=[metered(ctx.meter), _in_words])
+    for method, path, handler, access in ROUTES:
+        app.router.add_route(method, path, _endpoint(ctx, handler, access))
+    app.router.add_route("*", "/{rest:(?s:.*)}", _endpoint(ctx, _nowhere, Access.ANY))
     return app
 
 
-def bind(path: Path) -> socket.socket:
-    """A Unix socket at `path` that only its owner can reach. Raises Conflict when somebody answers there already."""
+def bind(path: Path, mode: int = 0o600) -> socket.socket:
+    """A Unix socket at `path`; by default for its owner alone. Raises Conflict when somebody answers there."""
     if answers(path):
         raise Conflict(f"another process answers on {path}", hint="`lorad daemon stop` ends it.")
     path.unlink(missing_ok=True)
@@ -52,22 +53,20 @@ def bind(path: Path) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(before)
-    path.chmod(0o600)
+    path.chmod(mode)
     return listener
 
 
-def _endpoint(ctx: Context, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _endpoint(ctx: Context, handler: Handler, access: Access) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
-            call = Call(request, _caller(request), await _body(request))
+            caller = _caller(request, shared=ctx.system)
+            call = Call(request, caller, await read_body(request, ctx.bounds.body))
+            authorize(ctx, call, access)
             result = await handler(ctx, call)
             return result if isinstance(result, web.StreamResponse) else _json(result)
         except LoradError as error:
             return _error(error, error.status)
-        except web.HTTPRequestEntityTooLarge:
-            return _error(SpecError(f"the request is larger than {BODY_BYTES} bytes", hint="Make it smaller."), 413)
-        except TimeoutError:
-            return _error(Conflict("the request did not arrive in time", hint="Send it again."), 408)
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
             return _error(LoradError(f"{type(error).__name__}: {error}", hint=UNEXPECTED), 500)
@@ -75,33 +74,29 @@ def _endpoint(ctx: Context, handler: Handler) -> Callable[[web.Request], Awaitab
     return answer
 
 
-async def _nowhere(ctx: Context, call: Call) -> None:
-    raise NotFound(f"no such request: {call.request.method} {call.request.path}", hint="Is this lorad up to date?")
-
-
-async def _body(request: web.Request) -> Any:
-    """The JSON body, None without one. Raises SpecError."""
-    async with asyncio.timeout(BODY_SECONDS):
-        data = await request.read()
+@web.middleware
+async def _in_words(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> web.StreamResponse:
+    """What aiohttp itself refuses."""
     try:
-        return json.loads(data) if data else None
-    except ValueError as error:
-        raise SpecError(f"the request is not JSON: {error}", hint="Use the lorad command or lorad.client.") from None
+        response: web.StreamResponse = await handler(request)
+        return response
+    except web.HTTPException as error:
+        return _error(NotFound(f"{request.method} {request.path}: {error.reason}", hint=UP_TO_DATE), error.status)
 
 
-def _caller(request: web.Request) -> Caller:
-    """Who is at the other end. Raises NotAllowed for anybody but the daemon's user and root."""
+async def _nowhere(ctx: Context, call: Call) -> None:
+    raise NotFound(f"no such request: {call.request.method} {call.request.path}", hint=UP_TO_DATE)
+
+
+def _caller(request: web.Request, *, shared: bool) -> Caller:
+    """Who is at the other end. Raises NotAllowed for anybody but the daemon's user and root, unless it is shared."""
     uid = peer_uid(request)
-    if uid not in (0, os.getuid()):
+    if not shared and uid not in (0, os.getuid()):
         raise NotAllowed(
             f"this daemon belongs to uid {os.getuid()}, you are uid {uid}",
             hint="Use a LORAD_HOME of your own; every user has a daemon of their own.",
         )
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = str(uid)
-    return Caller(uid, name)
+    return Caller(uid, name_of(uid))
 
 
 def peer_uid(request: web.Request) -> int:

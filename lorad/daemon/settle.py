@@ -4,42 +4,52 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 
-from lorad.daemon.context import Context, attempt_dir, run_dir, spec_of
+from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.diagnose import in_words_of
+from lorad.daemon.distrust import take_in
+from lorad.daemon.ends import by_force, in_words, was_restarted
 from lorad.daemon.facts import end_of, last_facts
-from lorad.daemon.futile import excuse, futile_attempts
+from lorad.daemon.futile import excuse, pardon
+from lorad.daemon.health import killed_for
 from lorad.daemon.pools import stop_pool
+from lorad.daemon.preempt import queue_again
 from lorad.daemon.processes import ProcessState, log_tail
 from lorad.daemon.prune import prune
+from lorad.daemon.restart import MENDABLE, restart
 from lorad.daemon.tenants import life_number, life_of, tenants_of
+from lorad.errors import IntegrityError
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Row
-from lorad.store.ingest import ingest
 
 log = logging.getLogger("lorad.daemon")
-
-FUTILE = 3  # attempts in a row without a step further than ever before: no more automatic restarts
-MENDABLE = (EndReason.FAILED, EndReason.LOST)
 
 
 def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
     """Move a run whose driver is gone to where it belongs: ended, paused, or queued again."""
     name = run["name"]
-    ingest(ctx.store, name, run_dir(run).journal)
     reason, detail = verdict(ctx, run, driver)
+    try:
+        take_in(ctx, run)
+    except IntegrityError as error:  # nothing more of this run is believed
+        reason, detail = EndReason.FAILED, error.message
+        runs.set_fields(ctx.store, name, wanted="stop")
+        run = runs.get(ctx.store, name)
     if reason is EndReason.STOPPED and run["detail"]:  # of who stopped it
         detail = f"{run['detail']}; {detail}"
     log.info("run %s: attempt %d is over: %s: %s", name, run["attempt"], reason, detail)
     with ctx.store.write():
         number, code, killer = run["attempt"], driver.exit_code, driver.signal
-        runs.end_attempt(ctx.store, name, number, exit_code=code, signal=killer, reason=reason)
+        runs.end_attempt(ctx.store, name, number, exit_code=code, signal=killer, reason=reason, detail=detail)
         if reason is EndReason.STOPPED and run["wanted"] == "pause":
             ctx.move(name, Move.PAUSE, detail=detail)
+            queue_again(ctx, run)
         else:
             ctx.move(name, Move.END, reason=reason, detail=detail)
-            if reason is EndReason.LOST and is_without_pool(ctx, run):
+            if was_restarted(attempt_dir(run)):
+                pardon(ctx, run, "the machine was restarted")
+            elif reason is EndReason.LOST and is_without_pool(ctx, run):
                 excuse(ctx, run)
             restart(ctx, run, reason)
     if driver_lost_its_pool(run):
@@ -77,24 +87,42 @@ def verdict(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, st
     """Why the attempt ended, and in words: what the driver said itself, else what was seen."""
     if end := end_of(last_facts(run_dir(run).journal, run["attempt"])):
         known = end.reason in EndReason.__members__.values()
-        return EndReason(end.reason if known else "failed"), f"{end.detail}; {end.hint}" if end.hint else end.detail
+        reason = EndReason(end.reason if known else "failed")
+        pool = pool_of_lost(ctx, run) if reason is EndReason.LOST else ""
+        found = in_words_of(end.detail) if reason in MENDABLE else None
+        return reason, "; ".join(filter(None, (end.detail, pool, end.hint or (found.advice if found else ""))))
     if run["wanted"] == "kill":
         return EndReason.KILLED, "killed on request"
     never_began = driver.phase == "vanished" and driver.pid is None
     if run["wanted"] and (driver.signal == signal.SIGTERM or never_began):
         return EndReason.STOPPED, "stopped before its first step"
+    if words := by_force(attempt_dir(run), driver):
+        return (EndReason.STOPPED if run["wanted"] else EndReason.LOST), words
     if words := pool_in_words(ctx, run):
         return pool_reason(ctx, run), words
-    last = log_tail(attempt_dir(run).log)
-    return EndReason.LOST, f"the driver {driver.in_words()}" + (f"; its log ends: {last}" if last else "")
+    words, last = in_words(attempt_dir(run), driver, "the driver"), log_tail(attempt_dir(run).log)
+    return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
+
+
+def pool_of_lost(ctx: Context, run: Row) -> str:
+    """How the pool went that a driver says it lost; "" when that is not known."""
+    life = life_of(ctx, run)
+    if life is None:
+        return ""
+    return in_words(*life, f"pool {run['pool']}") if life[1].is_over else killed_for(life[0])
 
 
 def pool_reason(ctx: Context, run: Row) -> EndReason:
     """A pool that gave up before the run began made it fail; one that went away later, or was killed, lost it."""
     began = bool(last_facts(run_dir(run).journal, run["attempt"]))
     life = life_of(ctx, run)
-    by_itself = life is not None and life[1].signal is None
+    by_itself = life is not None and not was_killed(life[1]) and not by_force(*life)
     return EndReason.FAILED if by_itself and not began else EndReason.LOST
+
+
+def was_killed(process: ProcessState) -> bool:
+    """By a signal; or its shim was killed as well, and nobody knows more than that it had begun."""
+    return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
 
 
 def pool_in_words(ctx: Context, run: Row) -> str:
@@ -105,22 +133,6 @@ def pool_in_words(ctx: Context, run: Row) -> str:
     attempt, process = life
     if process.is_up:
         return ""
-    tail = log_tail(attempt.log, 5)
-    return f"pool {run['pool']} {process.in_words()}" + (f"; its log ends:\n{tail}" if tail else "")
-
-
-def restart(ctx: Context, run: Row, reason: EndReason) -> None:
-    """Queue a failed run again when its spec wants that and it gets anywhere."""
-    name = run["name"]
-    if spec_of(run).resources.restart == "never" or reason not in MENDABLE or run["wanted"]:
-        return
-    futile = futile_attempts(ctx, name)
-    if futile >= FUTILE:
-        runs.set_fields(
-            ctx.store, name, detail=f"{runs.get(ctx.store, name)['detail']}; {futile} attempts got no further"
-        )
-        return
-    delay = ctx.patience.restart * 2**futile
-    ctx.move(name, Move.RESUME, detail=f"restart after {reason}")
-    runs.set_fields(ctx.store, name, waiting=f"restarts {delay:.0f} s after attempt {run['attempt']} was {reason}")
-    ctx.not_before[name] = time.monotonic() + delay
+    words, forced = in_words(attempt, process, f"pool {run['pool']}"), by_force(attempt, process)
+    tail = "" if forced else log_tail(attempt.log, 5)
+    return words + (f"; its log ends:\n{tail}" if tail else "")

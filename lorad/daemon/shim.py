@@ -4,12 +4,17 @@ The shim outlives the daemon. It holds a file lock on the attempt directory, whi
 is held while either lives; it writes `status.json` before the child's first instruction and its end into the same
 bytes, so that a full disk does not lose it. A directory is used once: a second shim starts nothing.
 
-`command.json` is {argv, env, cwd, locks}: `env` is added to the shim's own environment (null removes a name), `locks`
-are further files whose locks the child holds for its life. Exit codes of the shim itself: those of EX_* below.
+`command.json` is {argv, env, cwd, locks, lock_seconds, kept, secret_files}: `env` is added to the shim's own
+environment (null removes a name), of which `kept` names what stays (else all does); `secret_files` are files that hold
+the values of further variables; `locks` are files whose locks the child holds for its life, waited for up to
+`lock_seconds`.
+LORAD_ATTEMPT in the environment of the child, and of whatever it starts, names the attempt directory: see `orphans.py`.
+Exit codes of the shim itself: those of EX_* below.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -25,12 +30,14 @@ EX_LOCKED = 75  # another shim or its child has the directory, or a lock of `loc
 EX_USED = 76  # the directory had its life
 EX_BROKEN = 77  # no command, or no room for the status
 EX_EXEC = 127  # the child's program could not be executed; this is the child's exit code
+SECRET_BYTES = 1 << 16
 STATUS_BYTES = 512  # allocated at once, overwritten in place at the end
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
     root = sys.argv[1]
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whatever the daemon was started with: none of it is for the child
     new_session()
     if not take_lock(os.path.join(root, "lock")):
         return EX_LOCKED
@@ -40,7 +47,8 @@ def main() -> int:
     try:
         with open(os.path.join(root, "command.json")) as file:
             command = json.load(file)
-        if not all(take_lock(path) for path in command.get("locks", [])):
+        command["env"] = {**command.get("env", {}), "LORAD_ATTEMPT": os.path.abspath(root)}
+        if not all(take_lock(path, command.get("lock_seconds", 0)) for path in command.get("locks", [])):
             return EX_LOCKED
         return live(root, command)
     except (OSError, ValueError) as error:
@@ -81,13 +89,33 @@ def become(command: dict[str, Any], gate: int) -> None:
         if os.read(gate, 1):
             os.close(gate)
             added = command.get("env", {})
-            env = {k: v for k, v in {**os.environ, **added}.items() if v is not None}
+            kept = command.get("kept", os.environ)
+            inherited = {name: value for name, value in os.environ.items() if name in kept}
+            env = {k: v for k, v in {**inherited, **added}.items() if v is not None}
+            env.update({name: read_secret(path) for name, path in command.get("secret_files", {}).items()})
             os.chdir(command.get("cwd") or "/")
             os.execvpe(command["argv"][0], command["argv"], env)
     except BaseException as error:
         os.write(2, f"lorad: cannot start {command.get('argv')}: {error}\n".encode())
     finally:
         os._exit(EX_EXEC)
+
+
+def read_secret(path: str) -> str:
+    """What a file of this user's, that nobody else can read, holds, without white space around. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        there = os.fstat(fd)
+        if there.st_mode & 0o170000 != 0o100000:
+            raise OSError(errno.EINVAL, "not a file", path)
+        if there.st_mode & 0o077 or there.st_uid != os.getuid():
+            raise OSError(errno.EACCES, "others than its owner may read it, or it is not the daemon's user's", path)
+        data = os.read(fd, SECRET_BYTES + 1).strip()
+    finally:
+        os.close(fd)
+    if not data or b"\0" in data or len(data) > SECRET_BYTES:
+        raise OSError(errno.EINVAL, "empty, too long, or not a text", path)
+    return os.fsdecode(data)
 
 
 def wait(child: int) -> int:
@@ -108,20 +136,25 @@ def new_session() -> None:
         pass  # the leader of a group already, with a session of its own
 
 
-def take_lock(path: str) -> bool:
-    """Lock `path` for this process and its child; False when somebody else has it."""
+def take_lock(path: str, patience: float = 0) -> bool:
+    """Lock `path` for this process and its child; False when somebody else has it for so many seconds."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     os.set_inheritable(fd, True)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        print(f"lorad: {path} is locked by another process", file=sys.stderr)
-        return False
-    return True
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.05)
+    os.close(fd)
+    print(f"lorad: {path} is locked by another process", file=sys.stderr)
+    return False
 
 
 def redirect(log: str) -> None:
@@ -163,6 +196,8 @@ def born(child: int) -> dict[str, Any]:
         "exit_code": None,
         "signal": None,
         "ended_at": None,
+        "oom_before": oom_kills(),
+        "oom_after": None,
     }
 
 
@@ -172,7 +207,17 @@ def died(code: int) -> dict[str, Any]:
         "exit_code": os.WEXITSTATUS(code) if exited else None,
         "signal": None if exited else os.WTERMSIG(code),
         "ended_at": time.time(),
+        "oom_after": oom_kills(),
     }
+
+
+def oom_kills() -> int | None:
+    """How many processes this kernel has killed for want of memory, in all; None where it does not tell."""
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            return int(file.read().partition(b"\noom_kill ")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def start_time(pid: int) -> int:

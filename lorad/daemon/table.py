@@ -56,7 +56,8 @@ def table(ctx: Context) -> dict[str, Any]:
 def entries(ctx: Context, run: Row, versions: list[Row]) -> dict[str, Any]:
     """Of versions of one run; none when the run's files cannot be read."""
     try:
-        about = {"model_path": request_of(run).model_path, "chat_template": is_chat(run), "socket": socket_of(ctx, run)}
+        about = {"model_path": request_of(run).model_path, "chat_template": is_chat(ctx, run)}
+        about |= {"socket": socket_of(ctx, run)}
     except (OSError, msgspec.MsgspecError, LoradError):
         return {}
     keys = ("run", "version", "sha256", "path")

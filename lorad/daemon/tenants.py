@@ -24,7 +24,16 @@ ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 def tenants_of(ctx: Context, pool: Pool) -> list[Row]:
     """The active runs that were placed in the pool, by priority and age."""
-    return [run for run in runs.in_states(ctx.store, *ACTIVE) if run["pool"] == pool.id]
+    return [run for run in active_runs(ctx) if run["pool"] == pool.id]
+
+
+def active_runs(ctx: Context) -> list[Row]:
+    """By priority and age. Everybody in a long queue asks for every pool."""
+    before, found = ctx.active
+    if (now := ctx.store.changes) is None or now != before:
+        found = runs.in_states(ctx.store, *ACTIVE)
+        ctx.active = now, found
+    return found
 
 
 def told(tenants: Sequence[Row]) -> str:
@@ -42,17 +51,22 @@ def need_of_run(run: Row, pool_dtype: str) -> Need:
 
 
 def room_in(ctx: Context, pool: Pool) -> Capacity:
-    """Of the pool, with what all of its runs take or will take; the pool alone tells of one whose files are gone."""
+    """Of the pool, with what all of its runs take or will take."""
     tenants = tenants_of(ctx, pool)
     there = [(run["name"], run["attempt"]) for run in tenants]
     if pool.room is None or pool.room.status is not pool.status or pool.room.tenants != there:
-        needs: dict[Tenancy, Need] = {}
-        for tenancy, run in zip(there, tenants, strict=True):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                needs[tenancy] = need_of_run(run, pool.setup.dtype)
-        capacity = promised(capacity_of(pool.setup.server, pool.status), needs, pool.status)
+        capacity = promised(capacity_of(pool.setup.server, pool.status), needs_of(ctx, pool), pool.status)
         pool.room = Room(pool.status, there, capacity)
     return pool.room.capacity
+
+
+def needs_of(ctx: Context, pool: Pool) -> dict[Tenancy, Need]:
+    """What each run in the pool takes; of those whose files are gone the pool alone tells."""
+    needs: dict[Tenancy, Need] = {}
+    for run in tenants_of(ctx, pool):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            needs[run["name"], run["attempt"]] = need_of_run(run, pool.setup.dtype)
+    return needs
 
 
 def life_of(ctx: Context, run: Row) -> tuple[AttemptDir, ProcessState] | None:

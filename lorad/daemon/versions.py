@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +67,11 @@ def is_loaded(ctx: Context, version: Row) -> bool:
 
 
 def has_files(version: Row) -> bool:
-    return Path(version["path"]).is_dir()
+    """Of a version or a checkpoint. What its owner put there instead, as a link elsewhere, is not looked behind."""
+    try:
+        return stat.S_ISDIR(os.lstat(version["path"]).st_mode)
+    except OSError:
+        return False
 
 
 async def await_files(ctx: Context, version: Row) -> None:

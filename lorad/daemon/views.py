@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.pool import Pool
+from lorad.daemon.preempt import told_of
 from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
+from lorad.daemon.versions import has_files
 from lorad.paths import AttemptDir
 from lorad.protocol.status import PoolStatus
 from lorad.spec_text import from_json
 from lorad.specs import Spec
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.db import Row, Rows
 
 RUN_KEYS = """
 name state reason detail waiting step steps reward eval_first eval_last version owner pool created_at started_at
-ended_at attempt priority rates
+ended_at attempt priority preempted rates
 """
 VERSION_KEYS = "run version step sha256 path rank alpha parent created_at pinned aliases attested attestation bytes"
 WARNINGS = 20
@@ -29,15 +30,24 @@ OWN = "trainer."  # of versions in PoolInfo
 
 
 def run_view(row: Row) -> dict[str, Any]:
-    waiting = row["waiting"] if row["state"] in ("queued", "starting") or row["serving"] else ""
+    waiting = told_of(row, row["waiting"] if row["state"] in ("queued", "starting") or row["serving"] else "")
     return {key: row[key] for key in RUN_KEYS.split()} | {"waiting": waiting}
 
 
-def show_view(ctx: Context, row: Row) -> dict[str, Any]:
-    warnings = ctx.store.rows(
+def history(rows: Rows, row: Row) -> dict[str, Any]:
+    """What took place in a run; takes its time where that was much."""
+    warnings = rows.rows(
         "SELECT data FROM events WHERE run = ? AND kind = 'warning' AND at >= ? ORDER BY id DESC LIMIT ?",
         (row["name"], row["created_at"], WARNINGS),
     )
+    return {
+        "attempts": attempts_of(rows, row),
+        "trainable": trainable(rows, row),
+        "warnings": [json.loads(warning["data"]).get("message", "") for warning in reversed(warnings)],
+    }
+
+
+def show_view(ctx: Context, row: Row, history: dict[str, Any]) -> dict[str, Any]:
     return run_view(row) | {
         "directory": row["directory"],
         "origin": row["origin"],
@@ -45,17 +55,15 @@ def show_view(ctx: Context, row: Row) -> dict[str, Any]:
         "serving": bool(row["serving"]),
         "spec": json.loads(row["spec"]),
         "processes": processes_of(ctx, row),
-        "attempts": attempts_of(ctx, row),
-        "trainable": trainable(ctx, row),
-        "warnings": [json.loads(warning["data"]).get("message", "") for warning in reversed(warnings)],
+        **history,
     }
 
 
-def attempts_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
+def attempts_of(rows: Rows, row: Row) -> list[dict[str, Any]]:
     """`changed`: dotted keys whose values are others than in the attempt before; of attempts that kept their spec."""
     found: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
-    for attempt in runs.attempts(ctx.store, row["name"]):
+    for attempt in runs.attempts(rows, row["name"]):
         spec = spec_at(run_dir(row).attempt(attempt["attempt"]))
         plain = msgspec.to_builtins(spec) if spec else None
         found.append(attempt | {"changed": differences(before, plain) if before and plain else {}})
@@ -82,9 +90,9 @@ def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def trainable(ctx: Context, row: Row) -> dict[str, Any] | None:
+def trainable(rows: Rows, row: Row) -> dict[str, Any] | None:
     """Parameters of the adapter and of its base, as the newest attempt that began told them; None before that."""
-    event = ctx.store.row(
+    event = rows.row(
         "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC LIMIT 1",
         (row["name"], row["created_at"]),
     )
@@ -113,8 +121,8 @@ def processes_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
 def version_view(ctx: Context, row: Row) -> dict[str, Any]:
     """`path` is None while, or after, there are no files; `loaded`: in some pool's engine."""
     name = f"{row['run']}@{row['version']}"
-    loaded = any(name in pool.status.loaded for pool in ctx.pools.values() if pool.status)
-    path = row["path"] if Path(row["path"]).is_dir() else None
+    loaded = any(name in pool.status.loaded for pool in list(ctx.pools.values()) if pool.status)
+    path = row["path"] if has_files(row) else None
     return {key: row[key] for key in VERSION_KEYS.split()} | {"loaded": loaded, "path": path}
 
 
@@ -125,7 +133,7 @@ def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
         "state": pool.state,
         "model": pool.setup.model,
         "pid": pool.process.pid,
-        "device": pool.setup.device,
+        "device": pool.setup.names[0],
         "mode": pool.setup.mode,
         "threads": pool.setup.threads,
         "runtime": told_runtime(pool.attempt()),

@@ -21,8 +21,10 @@ from lorad.driver.session import Session, State, StopFlag, load_spec
 from lorad.driver.trainers import needs_base
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.directory import resolve
-from lorad.paths import RunDir
+from lorad.paths import AttemptDir, RunDir
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EndFact, JournalWriter
+from lorad.protocol.structs import learn_structs
 from lorad.rl.data import load_data, load_eval
 from lorad.rl.tokenizer import Tokenizer
 
@@ -30,6 +32,8 @@ JOURNAL_LOST = 74  # EX_IOERR
 
 
 def main() -> int:
+    HEART.start(AttemptDir(Path(sys.argv[1])).heartbeat)
+    learn_structs()
     stop = StopFlag()
     signal.signal(signal.SIGTERM, stop)
     params = parameters.read(Path(sys.argv[1]))
@@ -37,6 +41,7 @@ def main() -> int:
     try:
         with JournalWriter(run_dir.journal, params.run, params.attempt) as journal:
             end, step = attempt(params, run_dir, journal, stop)
+            HEART.work("end")
             journal.append("end", step, end)
     except OSError as error:
         print(f"the journal cannot be written: {error}", file=sys.stderr, flush=True)
@@ -81,9 +86,12 @@ def open_session(
     params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
 ) -> Session | None:
     """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
+    HEART.work("begin")
     spec, cwd = load_spec(run_dir, params), Path(params.cwd)
     tokenizer = Tokenizer(resolve(spec.model.path, any_architecture=not needs_base(spec)))
+    HEART.progress()
     train_data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
+    HEART.progress()
     eval_data = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
     pool = connect(params, stop)

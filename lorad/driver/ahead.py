@@ -16,6 +16,7 @@ from typing import Self
 from lorad.driver.sample import make, plan
 from lorad.driver.session import Plan, Rollout, Session
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
 
 
 class Ahead:
@@ -46,7 +47,8 @@ class Ahead:
 
     def take(self, step: int) -> Rollout:
         """The one for the step after `step`; waits for it. Raises what its making raised."""
-        rollout = self._futures[step].result()
+        with HEART.waits():
+            rollout = self._futures[step].result()
         del self._plans[step], self._futures[step]
         return rollout
 
@@ -56,7 +58,8 @@ class Ahead:
         What the current one makes is not among them: the version of a resume, with the same weights, makes it again.
         """
         now = self._session.state.step
-        return [self._futures[step].result() for step, wanted in self._plans.items() if wanted.trained < now]
+        with HEART.waits():
+            return [self._futures[step].result() for step, wanted in self._plans.items() if wanted.trained < now]
 
     def close(self) -> None:
         """Break off what is under way."""

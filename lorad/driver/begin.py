@@ -20,6 +20,7 @@ from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
 from lorad.protocol.calls import Nothing, Open, Opened
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import Attempt, Record, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.specs import Trainer
@@ -32,13 +33,14 @@ def connect(params: Params, stop: StopFlag) -> Connection | None:
     Raises PoolLost after `params.pool_timeout` seconds.
     """
     deadline = time.monotonic() + params.pool_timeout
-    while not stop.wanted:
-        try:
-            return Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
-        except PoolLost:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    with HEART.waits():
+        while not stop.wanted:
+            try:
+                return Connection(Path(params.pool_socket), run=params.run, attempt=params.attempt)
+            except PoolLost:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
     return None
 
 

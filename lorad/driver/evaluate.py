@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lorad.driver.sample import complete, sampling
 from lorad.driver.session import Plan, Session
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
 
 
@@ -15,6 +16,7 @@ def is_due(session: Session) -> bool:
 
 def evaluate(session: Session) -> float:
     """The mean reward; a sample whose reward failed counts 0."""
+    HEART.work("evaluate")
     state = session.state
     wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
     groups, _ = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))

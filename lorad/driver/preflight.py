@@ -20,6 +20,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.peft import read_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import expected_shapes, validate
+from lorad.config import Backend, Config, backends_of
 from lorad.config import load as load_config
 from lorad.driver.backends import check_backends, server_check
 from lorad.driver.memory import available_memory, base_memory, check_memory
@@ -36,6 +37,7 @@ from lorad.driver.trainers import (
 from lorad.engines.registry import SERVERS
 from lorad.engines.setup import BaseFacts
 from lorad.errors import AdapterRefused, SpecError, to_wire
+from lorad.files import open_file, refuse_sparse
 from lorad.models.directory import read_config, resolve, weight_files
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.paths import Home, default_home
@@ -46,6 +48,7 @@ from lorad.specs import Spec, convert
 from lorad.trainers.setup import targets_of
 
 Shapes = dict[str, tuple[int, int]]
+OPENED_AS = "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
 SLOT_COPIES = 8  # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
@@ -55,7 +58,8 @@ class Request(Struct, frozen=True):
     """`cwd`: where relative paths of the spec start. `device`: cpu or cuda:<n>.
 
     `devices`: how many GPUs there are. `available`: bytes free on the device, None: looked up, for the CPU. `warm`: a
-    pool has the base loaded already, so that its memory is not asked for again.
+    pool has the base loaded already, so that its memory is not asked for again. `backends`: of the box; None: as
+    config.yaml says, which not everybody may read.
     """
 
     spec: dict[str, Any]
@@ -64,6 +68,7 @@ class Request(Struct, frozen=True):
     devices: int = 1
     available: int | None = None
     warm: bool = False
+    backends: dict[str, Any] | None = None
 
 
 class Preflight(Struct, frozen=True):
@@ -97,9 +102,10 @@ def preflight(
     devices: int = 1,
     available: int | None = None,
     warm: bool = False,
+    backends: dict[str, Backend] | None = None,
 ) -> Preflight:
     """Check `spec` against the disk and the machine; the arguments are those of `Request`. Raises SpecError."""
-    box = load_config((home or Home(default_home())).config)
+    box = load_config((home or Home(default_home())).config) if backends is None else Config(backends=backends)
     check_backends(spec, box)
     check_devices(spec, device, devices)
     told = check_trainer(spec, box, device)
@@ -202,10 +208,11 @@ def check_weights(directory: Path) -> None:
     """Every weight file is as long as its header says. Raises SpecError; tensors are checked when they are loaded."""
     for path in weight_files(directory):
         try:
-            with safe_open(path, framework="np"):
-                pass
+            with open_file(path) as file, safe_open(path, framework="np"):
+                refuse_sparse(file, path)
         except (SafetensorError, OSError) as error:
-            raise SpecError(f"model.path: {path} is damaged: {error}", hint="Download or copy it again.") from None
+            told = getattr(error, "strerror", None) or error
+            raise SpecError(f"model.path: {path} is damaged: {told}", hint="Download or copy it again.") from None
 
 
 def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
@@ -257,8 +264,12 @@ def main() -> int:
                 devices=request.devices,
                 available=request.available,
                 warm=request.warm,
+                backends=None if request.backends is None else backends_of(request.backends),
             )
             result: dict[str, Any] = {"ok": True, "facts": facts}
+        except OSError as error:
+            told = SpecError(f"{error.filename or 'a file'}: {error.strerror or error}", hint=OPENED_AS)
+            result = {"ok": False, "error": to_wire(told)}
         except Exception as error:
             traceback.print_exc()
             result = {"ok": False, "error": to_wire(error)}

@@ -12,11 +12,13 @@ import numpy as np
 from lorad.driver.session import Rollout, Session, Weighed
 from lorad.driver.train import Trained
 from lorad.protocol.calls import Stepped
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
 
 
 def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained, started: float) -> None:
     """The step is done: its number becomes the state's."""
+    HEART.work("record")
     state = session.state
     step = state.step + 1
     path, digest = write_samples(session, step, rollout, weighed)

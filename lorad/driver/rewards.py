@@ -20,6 +20,7 @@ from msgspec import Struct
 import lorad
 from lorad.driver.reward_child import Ready, Reply, Setup
 from lorad.errors import SpecError
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import BUILTIN, RewardInput, builtin
 from lorad.specs import RewardSpec
 
@@ -80,7 +81,7 @@ class Rewarder:
         """One Score for each sample, in order. Blocks; never raises for what user code does."""
         if self._builtin is not None:
             return [Score(self._builtin(sample)) for sample in samples]
-        with self._busy:
+        with HEART.waits(), self._busy:  # for a child, each time for no longer than its time limit
             self._broken = ""
             return [self._score(sample) for sample in samples]
 

@@ -16,6 +16,7 @@ from lorad.driver.params import Params
 from lorad.driver.rewards import Rewarder, Score
 from lorad.paths import RunDir
 from lorad.protocol.connection import Connection
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
@@ -74,7 +75,8 @@ class Session:
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
-        """Add the wall seconds of a block to the step's `seconds_<verb>`."""
+        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat tells of it meanwhile."""
+        HEART.work(verb)
         start = time.perf_counter()
         try:
             yield

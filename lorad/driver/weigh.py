@@ -6,11 +6,13 @@ import numpy as np
 
 from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Session, Weighed
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.advantage import group_advantages, zero_variance
 
 
 def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
     """Group-relative advantages; groups whose rewards are all equal carry no gradient and may be dropped."""
+    HEART.work("weigh")
     algorithm = session.spec.algorithm
     rewards = np.array([s.reward for s in scores], np.float32)
     sizes = np.array([len(group) for group in rollout.groups], np.int32)

@@ -11,6 +11,7 @@ from lorad import config
 from lorad.errors import LoradError
 from lorad.gateway.server import serve
 from lorad.paths import Home
+from lorad.protocol.structs import learn_structs
 
 
 def main() -> int:
@@ -18,6 +19,7 @@ def main() -> int:
         print("usage: python -m lorad.gateway HOME", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    learn_structs()
     try:
         home = Home(Path(sys.argv[1]).absolute())
         asyncio.run(serve(home, config.load(home.config).gateway))

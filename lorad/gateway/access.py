@@ -1,4 +1,5 @@
-"""Who may ask: on the socket this user and root, by the kernel's word; on TCP who has a token.
+"""Who may ask: on the socket this user and root, by the kernel's word, or all users where a shared daemon lets all see
+everything; on TCP who has a token.
 
 The file of tokens is YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` and the digest in
 hex. It must be readable by its owner only, and is read again when it changes.
@@ -32,10 +33,10 @@ Stamp = tuple[int, ...] | None
 
 
 class Access:
-    """tokens: None when there is no TCP."""
+    """tokens: None when there is no TCP. for_all: every user of the machine may ask on the socket."""
 
-    def __init__(self, tokens: Path | None) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Path | None, *, for_all: bool = False) -> None:
+        self._tokens, self._for_all = tokens, for_all
         self._stamp: Stamp = None
         self._digests: Digests = {}
 
@@ -45,7 +46,7 @@ class Access:
         if peer is None:
             raise ApiError(400, "The connection is gone.")
         if peer.family == socket.AF_UNIX:
-            if not may_call(peer):
+            if not self._for_all and not may_call(peer):
                 raise ApiError(
                     403, "This gateway belongs to another user.", kind="permission_error", code="not_allowed"
                 )

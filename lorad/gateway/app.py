@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from aiohttp.web_protocol import RequestHandler
 
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
@@ -46,8 +45,6 @@ class Gateway:
     bases: Bases = field(default_factory=Bases)
     peers: Peers = field(default_factory=Peers)
     limits: Limits = field(default_factory=Limits)
-    silent: set[RequestHandler] = field(default_factory=set)
-    """New connections on which no request has begun."""
 
     @property
     def generator(self) -> Generator:
@@ -71,7 +68,6 @@ def guard(gateway: Gateway) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Nobody gets past it unknown, and nothing but OpenAI's errors gets out."""
-        gateway.silent.discard(request.protocol)
         try:
             owner = gateway.access.owner(request)
             with gateway.limits.place(owner) if request.method == "POST" else contextlib.nullcontext():

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lorad.bounds import Bounds
 from lorad.gateway.errors import ApiError
 
 BODY_BYTES = 8 << 20
-BODY_SECONDS = 30.0  # for a body to arrive
-HEADER_SECONDS = 30.0  # for the first request on a connection to begin
+BODY_SECONDS = 9.0  # for a body to arrive
 READ_SECONDS = 60.0  # for a client to take what was sent to it
+CONNECTIONS = Bounds(idle=75.0, write=READ_SECONDS, of_own=1024)
 POOL_SECONDS = 600.0  # for a pool to say anything more
 MOST_REQUESTS = 512  # at once
 MOST_OF_ONE = 256  # of one owner

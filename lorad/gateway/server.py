@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
-
 from lorad.config import GatewaySettings
 from lorad.gateway.access import Access
 from lorad.gateway.app import Gateway, make_app
-from lorad.gateway.limits import HEADER_SECONDS
+from lorad.gateway.limits import CONNECTIONS
 from lorad.gateway.resolve import Resolver
 from lorad.paths import Home
-from lorad.protocol.listener import listen, remove
+from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.protocol.listener import FOR_ALL, listen, remove
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +39,13 @@ async def serve(home: Home, settings: GatewaySettings) -> None:
 @asynccontextmanager
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """At the end it takes no more requests, and lets those that are under way end."""
-    gateway = Gateway(Resolver(home), Access(settings.tokens))
-    runner = web.AppRunner(
-        make_app(gateway), access_log=None, handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS
-    )
+    for_all = os.environ.get(FOR_ALL) == "1"
+    gateway = Gateway(Resolver(home), Access(settings.tokens, for_all=for_all))
+    runner = bounded(make_app(gateway), handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
-    path = home.gateway_socket
-    server = await asyncio.get_running_loop().create_unix_server(Greeter(runner, gateway), sock=listen(path))
-    port = asyncio.create_task(listen_on_port(Greeter(runner, gateway), settings.port)) if settings.port else None
+    path, door = home.gateway_socket, Doorkeeper(runner.server, CONNECTIONS)
+    server = await asyncio.get_running_loop().create_unix_server(door, sock=listen(path, 0o666 if for_all else 0o600))
+    port = asyncio.create_task(listen_on_port(door, settings.port)) if settings.port else None
     try:
         yield gateway
     finally:
@@ -60,12 +58,12 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
         await gateway.close()
 
 
-async def listen_on_port(greeter: Greeter, port: int) -> None:
+async def listen_on_port(door: Doorkeeper, port: int) -> None:
     """Until it is cancelled. A port that is taken is tried again, while the socket goes on."""
     is_told = False
     while True:
         try:
-            server = await asyncio.get_running_loop().create_server(greeter, LOCAL, port)
+            server = await asyncio.get_running_loop().create_server(door, LOCAL, port)
         except OSError as error:
             if not is_told:
                 log.error("nothing is served on %s:%d: %s", LOCAL, port, error.strerror)
@@ -77,23 +75,3 @@ async def listen_on_port(greeter: Greeter, port: int) -> None:
             await asyncio.Event().wait()
         finally:
             server.close()
-
-
-class Greeter:
-    """Makes the protocol of each connection, and cuts those off that ask for nothing: aiohttp itself waits for ever
-    for the first request."""
-
-    def __init__(self, runner: web.AppRunner, gateway: Gateway) -> None:
-        self._runner, self._gateway = runner, gateway
-
-    def __call__(self) -> RequestHandler:
-        assert self._runner.server is not None
-        handler = self._runner.server()
-        self._gateway.silent.add(handler)
-        asyncio.get_running_loop().call_later(HEADER_SECONDS, self._cut_off, handler)
-        return handler
-
-    def _cut_off(self, handler: RequestHandler) -> None:
-        if handler in self._gateway.silent and handler.transport is not None:
-            handler.transport.close()
-        self._gateway.silent.discard(handler)

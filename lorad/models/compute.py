@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from lorad.models.turns import WORK, Turns, Work
+from lorad.protocol.heartbeat import HEART
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,7 +111,9 @@ class Compute:
             turn = self._turns.take()
         quantum, started = turn.what, self._clock()
         turn.work.wait(started - quantum.asked)
+        HEART.work("computing")
         goes_on = quantum.run()
+        HEART.work("")
         seconds = self._clock() - started
         if goes_on:
             self._put(quantum)

@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lorad.adapters.peft import PICKLES
 from lorad.adapters.targets import HEAD
+from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
+from lorad.files import read_file
 from lorad.models.config import GROUPS, ModelConfig, parse_config
 
 BUILTIN = {"builtin:tiny": Path(__file__).parent / "tiny"}
@@ -99,24 +102,37 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / INDEX
     sharded = index.exists() and not (directory / SINGLE).exists()
-    names = sorted(set(read_json(index).get("weight_map", {}).values())) if sharded else [SINGLE]
+    names = _shards(index) if sharded else [SINGLE]
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
+        pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
+        there = f" (there is {pickles[0]}, which is never read: it could run code)" if pickles else ""
         raise SpecError(
-            f"{directory}: missing {', '.join(missing) or 'every weight file'}",
+            f"{directory}: missing {', '.join(missing[:5]) or 'every weight file'}{there}",
             hint="complete the download; only safetensors weights are read (never .bin or .pt)",
         )
     return [directory / name for name in names]
 
 
+def _shards(index: Path) -> list[str]:
+    """The files that the index names, each of which lies beside it. Raises SpecError."""
+    named = read_json(index).get("weight_map")
+    names = set(named.values()) if isinstance(named, dict) and all(isinstance(n, str) for n in named.values()) else {""}
+    for name in sorted(names):
+        if Path(name).name != name or name in ("", ".."):
+            raise SpecError(f"{index}: weight_map names {name!r}, no file beside it", hint="download the model again")
+    return sorted(names)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model. Raises SpecError."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_file(path, JSON_BYTES))
     except FileNotFoundError as error:
         raise SpecError(f"{path.parent}: missing {path.name}", hint="give a Hugging Face model directory") from error
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
     if not isinstance(data, dict):
         raise SpecError(f"{path}: not a JSON object", hint="download the model again")
     return data

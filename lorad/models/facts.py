@@ -17,6 +17,7 @@ from typing import Any
 
 from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import SpecError
+from lorad.files import open_file, refuse_sparse
 from lorad.models.config import ModelConfig, parse_config
 from lorad.models.directory import BYTES, linear_shapes, read_json, weight_files
 
@@ -188,7 +189,8 @@ def _integer(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> in
 def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Tensor name -> (dtype, shape), as the file itself says."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            refuse_sparse(file, path)
             size = int.from_bytes(file.read(8), "little")
             if size > HEADER_LIMIT:
                 raise ValueError("its header is too long")
@@ -196,8 +198,9 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             if len(text) < size:
                 raise ValueError("it ends too early")
             return dict(_tensors(json.loads(text)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"model.path: {path} is damaged: {error}", hint="Download or copy it again.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SpecError(f"model.path: {path} is damaged: {told}", hint="Download or copy it again.") from None
 
 
 def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:

@@ -14,6 +14,7 @@ from lorad.models.base import Base, Layer
 from lorad.models.config import GROUPS, ModelConfig
 from lorad.models.directory import linear_shapes, read_config, weight_files
 from lorad.models.rope import rope_tables
+from lorad.protocol.heartbeat import HEART
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DERIVED = "rotary_emb.inv_freq"  # older Llama checkpoints hold what follows from config.json
@@ -58,6 +59,7 @@ class _Source:
         whole = torch.empty(sum(rows), *columns, dtype=self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
             part.copy_(self._mapped(name, tuple(part.shape)))
+            HEART.progress()
         return whole
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:

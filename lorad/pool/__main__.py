@@ -8,9 +8,13 @@ import os
 import sys
 from pathlib import Path
 
+from lorad.children.leftovers import living
 from lorad.errors import LoradError
+from lorad.paths import AttemptDir
 from lorad.pool import config as configuration
-from lorad.pool.config import PoolConfig
+from lorad.pool.config import PoolConfig, log_directory
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.structs import learn_structs
 
 
 def main() -> int:
@@ -20,11 +24,16 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         root = Path(sys.argv[1]).absolute()
+        HEART.start(AttemptDir(log_directory(root)).heartbeat)
+        HEART.work("imports")
         config = configuration.read(root)
         prepare(config)
         from lorad.pool.host import run
 
-        asyncio.run(run(config, root))
+        learn_structs()
+        HEART.work("")  # from here on, the thread that computes says what is done
+        with living(root):
+            asyncio.run(run(config, root))
     except (LoradError, OSError) as error:
         hint = f" {error.hint}" if isinstance(error, LoradError) and error.hint else ""
         print(f"the pool could not start: {error}.{hint}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
 
 FILE = "pool.json"
+PositiveFloat = Annotated[float, Meta(gt=0)]
 
 
 class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,7 +26,8 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     as in PYTHONPATH. mode: where engine and trainer are: `fused` in one process with one base; `resident` side by side,
     each with its own; `timesliced` the same, but the engine sleeps while the trainer trains. server: of an engine that
     is a process of its own; ranks: of a trainer that is made of such. devices: of all GPUs, `device` being the first;
-    none: there is no other. owner: user id of its runs.
+    none: there is no other. owner: user id of its runs. hang: seconds without a heartbeat after which a
+    process of its trainer is hung.
     """
 
     pool: str
@@ -46,6 +49,7 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
     pythonpath: str | None = None
     owner: int = -1
+    hang: PositiveFloat = 120.0
 
 
 def read(directory: Path) -> PoolConfig:
@@ -60,7 +64,12 @@ def read(directory: Path) -> PoolConfig:
 
 
 def log_directory(directory: Path) -> Path:
-    """Of the present life: the newest attempt, where the shim puts the pool's own log. Without a shim, the pool's."""
+    """Of the present life: the newest attempt, where the shim puts the pool's own log. Without a shim, the pool's.
+
+    A pool that belongs to another user than the daemon sees no attempts but the one that its shim tells it.
+    """
+    if (attempt := os.environ.get("LORAD_ATTEMPT")) and (theirs := Path(attempt) / "work").is_dir():
+        return theirs
     return max((directory / "attempts").glob("[0-9]*"), default=directory)
 
 

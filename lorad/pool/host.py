@@ -26,12 +26,14 @@ from lorad.pool.service import Service
 from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
 from lorad.pool.work import Rate, peak_of
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import listen, remove
 from lorad.protocol.status import PoolInfo
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # between two looks at engine and trainer
+LOOP_SECONDS = 1.0  # between two signs of life of the event loop
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
@@ -41,6 +43,7 @@ async def run(config: PoolConfig, root: Path) -> None:
     Raises SpecError when the model or a backend is not usable, PoolLost when a process of theirs does not start, or
     engine or trainer will never serve again.
     """
+    pulse = asyncio.create_task(follow_loop())
     async with opened(config, root) as pool:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,9 +57,17 @@ async def run(config: PoolConfig, root: Path) -> None:
             finally:
                 watch.cancel()
                 remove(path)
+    pulse.cancel()
     log.info("pool %s is closed", config.pool)
     if watch.done() and not watch.cancelled():
         raise watch.result()
+
+
+async def follow_loop() -> None:
+    """What blocks the loop shows in the heartbeat."""
+    while True:
+        HEART.looped()
+        await asyncio.sleep(LOOP_SECONDS)
 
 
 async def watch_both(pool: Pool) -> PoolLost:

@@ -106,6 +106,7 @@ class _Start:
             dtype=dtype_of(config, self.facts),
             devices=("cpu",) if config.device == "cpu" else gpus,
             threads=max(1, config.threads // setup.ranks),
+            hang=config.hang,
         )
         logs = log_directory(self.root)
         trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs)

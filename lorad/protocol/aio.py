@@ -14,6 +14,7 @@ import msgspec
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.protocol import frames
 from lorad.protocol.calls import CANCEL, VERBS, Answer, Call
+from lorad.protocol.listener import answers_for_its_owner
 
 CONNECT_SECONDS = 5.0
 
@@ -37,7 +38,11 @@ class AsyncConnection:
         """Raises PoolLost when nobody answers."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return cls(*await asyncio.open_unix_connection(str(path)))
+                reader, writer = await asyncio.open_unix_connection(str(path))
+            if not answers_for_its_owner(writer.get_extra_info("socket"), path):
+                writer.close()
+                raise PermissionError(13, "another user answers")
+            return cls(reader, writer)
         except OSError as error:  # a timeout is one
             raise PoolLost(f"no pool answers on {path}: {error.strerror or 'in time'}") from error
 

@@ -16,6 +16,8 @@ import msgspec
 from lorad.errors import PoolLost, from_wire
 from lorad.protocol import frames
 from lorad.protocol.calls import VERBS, Answer, Call
+from lorad.protocol.heartbeat import HEART
+from lorad.protocol.listener import uid_of
 
 
 class Connection:
@@ -38,6 +40,11 @@ class Connection:
             self._socket.close()
             raise PoolLost(f"no pool answers on {path}: {error.strerror or error}") from error
 
+    @property
+    def peer_uid(self) -> int:
+        """The user of the pool."""
+        return uid_of(self._socket)
+
     def call(self, verb: str, args: Any) -> Any:
         """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
         *_, result = self.stream(verb, args)
@@ -57,9 +64,7 @@ class Connection:
                     continue  # the rest of a stream that its reader left early
                 if answer.kind == "error":
                     raise from_wire(answer.body)
-                expected = kind.item if answer.kind == "item" else kind.result
-                assert expected is not None
-                yield msgspec.convert(answer.body, expected, dec_hook=_arrays)
+                yield _converted(answer, kind.item if answer.kind == "item" else kind.result)
                 if answer.kind == "result":
                     return
 
@@ -79,14 +84,16 @@ class Connection:
 
     def _send(self, call: Call) -> None:
         try:
-            for part in frames.encode(call):
-                self._socket.sendall(part)
+            with HEART.waits():
+                for part in frames.encode(call):
+                    self._socket.sendall(part)
         except OSError as error:
             raise PoolLost(f"the pool went away: {error.strerror or error}") from error
 
     def _receive(self) -> Answer:
         try:
-            return frames.decode(*frames.read(self._exactly), Answer)
+            with HEART.waits():
+                return frames.decode(*frames.read(self._exactly), Answer)
         except (OSError, frames.BadFrame) as error:
             raise PoolLost(f"the pool went away: {error}") from error
 
@@ -105,3 +112,11 @@ def _arrays(expected: Any, value: Any) -> Any:
     if isinstance(value, expected):
         return value
     raise TypeError(f"expected {expected.__name__}, got {type(value).__name__}")
+
+
+def _converted(answer: Answer, expected: Any) -> Any:
+    """Raises PoolLost for what no pool of this lorad answers."""
+    try:
+        return msgspec.convert(answer.body, expected, dec_hook=_arrays)
+    except msgspec.ValidationError as error:
+        raise PoolLost(f"the pool's answer is not understood: {error}", hint="Is it of another lorad?") from None

@@ -24,7 +24,9 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
+from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError
+from lorad.files import open_file
 
 VERSION = 1
 
@@ -127,24 +129,37 @@ def decode(line: bytes) -> Record | None:
     """The record of a line; None when the line is torn or damaged."""
     try:
         record = msgspec.json.decode(line, type=Record)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     plain = msgspec.structs.replace(record, crc=0)
     return record if zlib.crc32(msgspec.json.encode(plain)) == record.crc else None
 
 
 def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
-    """Whole records from a byte offset, each with the offset after it; stops at the first torn or damaged line."""
+    """Whole records from a byte offset, each with the offset after it; stops at the first torn or damaged line.
+
+    Raises IntegrityError for one that is longer than any may be, and OSError.
+    """
     if not path.exists():
         return
-    with path.open("rb") as file:
+    number = "the first" if offset == 0 else "one"
+    with open_file(path) as file:
         file.seek(offset)
-        for line in file:
+        while line := file.readline(RECORD_BYTES + 1):
+            if len(line) > RECORD_BYTES:
+                raise _too_long(f"{path}: {number} record, at byte {offset},")
             record = decode(line) if line.endswith(b"\n") else None
             if record is None:
                 return
             offset += len(line)
+            number = f"the {record.seq + 1}."
             yield record, offset
+
+
+def _too_long(what: str) -> IntegrityError:
+    return IntegrityError(
+        f"{what} is longer than {RECORD_BYTES} bytes", hint="A step of fewer prompts has a shorter one."
+    )
 
 
 class JournalWriter:
@@ -183,10 +198,12 @@ class JournalWriter:
         return seq
 
     def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
-        """Write one fact and fsync it. Raises OSError (disk full): then nothing of it counts."""
+        """Write one fact and fsync it. Raises OSError (disk full), IntegrityError (too long): nothing of it counts."""
         plain = data if isinstance(data, dict) else msgspec.to_builtins(data)
         record = Record(VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
         line, size = encode(record), os.fstat(self._fd).st_size
+        if len(line) > RECORD_BYTES:
+            raise _too_long(f"the record of {kind} at step {step}")
         try:
             if os.write(self._fd, line) != len(line):
                 raise OSError(28, "No space left on device")
@@ -208,7 +225,10 @@ class JournalWriter:
 
 
 def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # a shared daemon's, which made the file and did this
+        return
     try:
         os.fsync(fd)
     finally:

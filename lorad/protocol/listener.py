@@ -11,11 +11,13 @@ from pathlib import Path
 from lorad.errors import Conflict
 
 BACKLOG = 64
+DAEMON_UID = "LORAD_DAEMON_UID"  # in the environment of what a shared daemon starts
+FOR_ALL = "LORAD_GATEWAY_FOR_ALL"  # in that of its gateway, where everybody may see everything
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-def listen(path: Path) -> socket.socket:
-    """A non-blocking listener at `path`, mode 0600 before anyone can connect.
+def listen(path: Path, mode: int = 0o600) -> socket.socket:
+    """A non-blocking listener at `path`, with its mode before anyone can connect.
 
     A socket on which nobody answers is replaced. Raises Conflict when somebody answers there.
     """
@@ -26,7 +28,7 @@ def listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
-        path.chmod(0o600)
+        path.chmod(mode)
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
@@ -52,6 +54,11 @@ def uid_of(peer: socket.socket) -> int:
     return uid
 
 
+def answers_for_its_owner(peer: socket.socket, path: Path) -> bool:
+    """Whether who listens at the other end is the user in whose directory the socket lies: root follows any link."""
+    return uid_of(peer) == path.parent.stat().st_uid
+
+
 def may_call(peer: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user or to root."""
-    return uid_of(peer) in (os.getuid(), 0)
+    """Whether the process at the other end belongs to this user, to root, or to a shared daemon that is not root."""
+    return uid_of(peer) in (os.getuid(), 0, int(os.environ.get(DAEMON_UID, 0)))

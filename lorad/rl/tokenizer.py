@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 import tokenizers
 
+from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
+from lorad.files import read_file
 
 
 class Tokenizer:
@@ -107,9 +109,10 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
+        data = json.loads(read_file(path, JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {told}", hint="download the model again") from error
     if not isinstance(data, dict):
         raise SpecError(f"{path}: not a JSON object", hint="download the model again")
     return data

@@ -1,7 +1,7 @@
 """Aliases: names that serve a version each, and the log of their moves, which outlives them.
 
-An alias's row: {alias, run, version, updated_at, by, sha256, attested}. A move: {alias, run, version, at, by}; run and
-version are None where the alias was removed.
+An alias's row: {alias, run, version, updated_at, owner_uid, by, sha256, attested}; owner_uid: who made it, -1 where
+nobody knows. A move: {alias, run, version, at, by}; run and version are None where the alias was removed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import re
 import time
 
 from lorad.errors import NotFound, SpecError
-from lorad.specs import NAME, NAME_HINT
+from lorad.spec_errors import NAME_HINT
+from lorad.specs import NAME
 from lorad.store import events
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
 BASE = "base"  # what pools call the model without any adapter
 REMOVED = ("", -1)  # run and version of the move that ends an alias
 SELECT = """
-SELECT a.alias, a.run, a.version, a.updated_at, v.sha256, v.attested,
+SELECT a.alias, a.run, a.version, a.updated_at, a.owner_uid, v.sha256, v.attested,
   (SELECT m."by" FROM alias_moves m WHERE m.alias = a.alias ORDER BY m.id DESC LIMIT 1) AS "by"
 FROM aliases a JOIN versions v ON v.run = a.run AND v.version = a.version
 """
@@ -30,16 +31,16 @@ def check_name(alias: str) -> None:
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
 
 
-def aliases(store: Store) -> list[Row]:
+def aliases(store: Rows) -> list[Row]:
     """All of them, by name."""
     return store.rows(SELECT + "ORDER BY a.alias")
 
 
-def find(store: Store, alias: str) -> Row | None:
+def find(store: Rows, alias: str) -> Row | None:
     return store.row(SELECT + "WHERE a.alias = ?", (alias,))
 
 
-def get(store: Store, alias: str) -> Row:
+def get(store: Rows, alias: str) -> Row:
     """Raises NotFound."""
     row = find(store, alias)
     if row is None:
@@ -47,14 +48,15 @@ def get(store: Store, alias: str) -> Row:
     return row
 
 
-def move(store: Store, alias: str, run: str, version: int, *, by: str) -> Row:
-    """Let `alias`, which is made if there is none, serve a version that exists: row, move and event, all or none."""
+def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int = -1) -> Row:
+    """Let `alias`, which is made as one of `uid` if there is none, serve a version that exists: row, move and event,
+    all or none."""
     with store.write() as connection:
         before, now = find(store, alias), time.time()
         connection.execute(
-            "INSERT INTO aliases (alias, run, version, updated_at) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
-            "SET run = excluded.run, version = excluded.version, updated_at = excluded.updated_at",
-            (alias, run, version, now),
+            "INSERT INTO aliases (alias, run, version, updated_at, owner_uid) VALUES (?, ?, ?, ?, ?) ON CONFLICT "
+            "DO UPDATE SET run = excluded.run, version = excluded.version, updated_at = excluded.updated_at",
+            (alias, run, version, now, uid),
         )
         _log(store, alias, run, version, now, by)
         told = {"alias": alias, "version": version, "previous": before and f"{before['run']}@{before['version']}"}
@@ -73,14 +75,14 @@ def remove(store: Store, alias: str, *, by: str) -> Row:
         return before
 
 
-def moves(store: Store, alias: str) -> list[Row]:
+def moves(store: Rows, alias: str) -> list[Row]:
     """Newest first."""
     sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
     ended = {"run": None, "version": None}
     return [row | (ended if (row["run"], row["version"]) == REMOVED else {}) for row in store.rows(sql, (alias,))]
 
 
-def before(store: Store, alias: str) -> tuple[str, int]:
+def before(store: Rows, alias: str) -> tuple[str, int]:
     """The version, another one than now, that the alias served last: doing it twice leads back, as `git checkout -`.
 
     Raises NotFound when there is none since the alias was made.

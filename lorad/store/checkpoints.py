@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
 
-def checkpoints(store: Store, run: str) -> list[Row]:
+def checkpoints(store: Rows, run: str) -> list[Row]:
     """Those that count and are not deleted, the newest last: {run, step, attempt, version, path, bytes, created_at}.
 
     `path` is absolute.

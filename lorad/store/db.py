@@ -14,66 +14,29 @@ from sqlite_utils import Database
 
 from lorad.errors import Conflict, IntegrityError, LoradError
 from lorad.migrations import MIGRATIONS
+from lorad.store.record import Journal, Recorder, number_of
+from lorad.store.record import Row as Row
 
-Row = dict[str, Any]
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 BUSY_SECONDS = 5.0  # how long a write waits for another connection
 ALWAYS_CHECKED_BYTES = 256 * 2**20  # reading 1.2 GB takes 1.8 s; a larger file is read through only after a crash
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 
-UNUSABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY}
+UNUSABLE = {
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY),
+    sqlite3.SQLITE_CANTOPEN,
+}
+REPAIR = "`lorad doctor --repair` builds it anew from the journals and keeps this one. No run directory was touched."
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
-class Store:
-    """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that made it.
+class Rows:
+    """Questions to a database, by one connection. Everything raises IntegrityError when the file is damaged, and
+    LoradError when it cannot be used now."""
 
-    Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy kept as
-    `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, and LoradError when it can
-    not be used now (disk full, read-only, locked by somebody else); then nothing was changed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with _locked(path.with_name(path.name + ".lock")):
-            _create(path)
-            self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-            try:
-                with self._in_words():
-                    self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    @property
-    def schema(self) -> str:
-        """The name of the newest migration that was applied."""
-        return MIGRATIONS.applied(Database(self._connection))[-1].name
-
-    @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, from BEGIN IMMEDIATE to COMMIT; rolled back when the block raises. Never await inside.
-
-        Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
-        """
-        with self._in_words(), self._transaction():
-            yield self._connection
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        begin, commit = "BEGIN IMMEDIATE", "COMMIT"
-        undo: tuple[str, ...] = ("ROLLBACK",)
-        if self._connection.in_transaction:
-            begin, commit, undo = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
-        self._connection.execute(begin)
-        try:
-            yield
-            self._connection.execute(commit)
-        except BaseException:
-            for statement in undo if self._connection.in_transaction else ():
-                self._connection.execute(statement)
-            raise
+    path: Path
+    _connection: sqlite3.Connection
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         with self._in_words():
@@ -102,6 +65,112 @@ class Store:
                 raise LoradError(f"the database {self.path} cannot be used: {error}", hint=hint) from error
             raise
 
+    def _damaged(self, how: str) -> IntegrityError:
+        return IntegrityError(f"the database {self.path} is damaged: {how}", hint=REPAIR)
+
+
+class Reader(Rows):
+    """Reads only, what was committed; other threads have their own. Raises LoradError where there is no database."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._in_words():
+            uri = f"{path.absolute().as_uri()}?mode=ro"
+            self._connection = sqlite3.connect(
+                uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[Reader]:
+        """All questions meanwhile are answered from the same moment."""
+        with self._in_words():
+            self._connection.execute("BEGIN")
+            try:
+                yield self
+            finally:
+                self._connection.execute("ROLLBACK")
+
+
+class Store(Rows):
+    """Opens the database of a home, at the schema of this lorad. All use of it belongs to the thread that made it.
+
+    Raises Conflict when a newer lorad wrote it. An older schema is upgraded as one transaction, with a copy kept as
+    `<path>.before-<migration>`. Everything raises IntegrityError when the file is damaged, and LoradError when it can
+    not be used now (disk full, read-only, locked by somebody else); then nothing was changed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._recorder: Recorder | None = None
+        with _locked(path.with_name(path.name + ".lock")):
+            _create(path)
+            self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            try:
+                with self._in_words():
+                    self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    @property
+    def schema(self) -> str:
+        """The name of the newest migration that was applied."""
+        return MIGRATIONS.applied(Database(self._connection))[-1].name
+
+    @property
+    def changes(self) -> int | None:
+        """As long as it is the same number, every question has the same answer; None within a `write`."""
+        return None if self._connection.in_transaction else self._connection.total_changes
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, from BEGIN IMMEDIATE to COMMIT; rolled back when the block raises. Never await inside.
+
+        Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
+        """
+        with self._in_words(), self._transaction():
+            yield self._connection
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        begin, commit = "BEGIN IMMEDIATE", "COMMIT"
+        undo: tuple[str, ...] = ("ROLLBACK",)
+        if self._connection.in_transaction:
+            begin, commit, undo = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
+        recorder = None if self._connection.in_transaction else self._recorder
+        is_written = False
+        self._connection.execute(begin)
+        try:
+            yield
+            if recorder:
+                is_written = recorder.write_ahead()
+            self._connection.execute(commit)
+        except BaseException:
+            for statement in undo if self._connection.in_transaction else ():
+                self._connection.execute(statement)
+            if recorder and is_written:
+                recorder.undo()
+            raise
+
+    def empty_wal(self) -> None:
+        """What is in the WAL goes to the database, unless somebody reads."""
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
+
+    @property
+    def recorded(self) -> int:
+        """How many transactions went to a journal before they were committed."""
+        return number_of(self._connection)
+
+    def record(self, journal: Journal, *, all: bool) -> None:
+        """From now on what no journal of a run tells goes to `journal` first (all: and at once all there is)."""
+        self._recorder = Recorder(self._connection, journal)
+        if all:
+            with self.write():
+                self._recorder.write_all()
+
     def _prepare(self) -> None:
         crashed = self.path.with_name(self.path.name + "-wal").exists()
         for pragma in PRAGMAS:
@@ -112,12 +181,6 @@ class Store:
                 raise self._damaged(found["quick_check"])
         self._migrate()
 
-    def _damaged(self, how: str) -> IntegrityError:
-        return IntegrityError(
-            f"the database {self.path} is damaged: {how}",
-            hint="Move it and its -wal file away and put a backup in their place. No run directory was touched.",
-        )
-
     def _migrate(self) -> None:
         db = Database(self._connection)
         applied, known = MIGRATIONS.applied(db), [migration.name for migration in MIGRATIONS._migrations]
@@ -125,7 +188,7 @@ class Store:
             raise Conflict(
                 f"the database {self.path} was written by a newer lorad: "
                 f"its schema is {unknown[-1]}, this lorad knows {known[-1]}",
-                hint="Update lorad, or set LORAD_HOME to another directory.",
+                hint="`pip install -U lorad` updates lorad; or set LORAD_HOME to another directory.",
             )
         pending = MIGRATIONS.pending(db)
         if applied and pending:

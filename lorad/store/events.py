@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
 
 def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None) -> int:
@@ -19,7 +19,7 @@ def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *,
     return int(cursor.lastrowid or 0)
 
 
-def after(store: Store, id: int, run: str | None = None, limit: int = 1000) -> list[Row]:
+def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[Row]:
     """Events with a larger id, in order: {id, at, run, kind, data}. Of `run`: not those of a removed namesake."""
     if run is None:
         rows = store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (id, limit))
@@ -30,7 +30,7 @@ def after(store: Store, id: int, run: str | None = None, limit: int = 1000) -> l
     return [row | {"data": msgspec.json.decode(row["data"])} for row in rows]
 
 
-def last_id(store: Store) -> int:
+def last_id(store: Rows) -> int:
     """The id of the newest event; 0 when there is none."""
     row = store.row("SELECT max(id) AS id FROM events")
     return (row and row["id"]) or 0

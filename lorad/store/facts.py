@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from lorad.protocol.journal import Record
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows
+from lorad.store.sane import refuse_strange
 
 AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
 COLUMNS = {
@@ -24,7 +25,11 @@ TABLES = tuple(table for table, _ in COLUMNS.values())
 
 
 def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
-    """Make the index say what the record says. A kind without rows of its own changes nothing."""
+    """Make the index say what the record says. A kind without rows of its own changes nothing.
+
+    Raises IntegrityError for what no driver of lorad writes.
+    """
+    refuse_strange(run, record)
     if record.kind in COLUMNS:
         _put_fact(connection, run, record)
     elif record.kind == "rewind":
@@ -64,7 +69,7 @@ def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
             connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq < 0", (run,))
 
 
-def summarize(store: Store, connection: sqlite3.Connection, run: str) -> None:
+def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
     """Step, reward, version, evaluations and rates of a run, from the facts that count."""
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
     last = store.row(f"SELECT step, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))

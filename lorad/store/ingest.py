@@ -16,6 +16,7 @@ from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record, read
 from lorad.store import events, facts, runs
 from lorad.store.db import Store
+from lorad.store.limits import bounded, is_told
 
 
 class Place(Struct, frozen=True):
@@ -47,7 +48,7 @@ def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
         if not continues:
             facts.forget_doubted(connection, run_name)
         facts.summarize(store, connection, run_name)
-        _set_place(connection, run_name, found, place if continues else Place())
+        set_place(connection, run_name, found, place if continues else Place())
     return new
 
 
@@ -81,19 +82,22 @@ def _take_in(
         if record.seq <= after:
             continue
         after = record.seq
+        record, left_out = bounded(record)
         try:
             facts.put(connection, run, record)
-        except (KeyError, TypeError, sqlite3.IntegrityError) as error:
+        except (KeyError, TypeError, OverflowError, sqlite3.IntegrityError) as error:
             raise IntegrityError(
                 f"record {record.seq} of the journal of run {run} is not understood: {error!r}"
             ) from error
         if record.seq > place.seq or (record.seq == place.seq and record.crc != place.crc):
             events.append(store, run, record.kind, facts.event_data(record), at=record.at)
+            if left_out and not is_told(connection, run, left_out):
+                events.append(store, run, "warning", {"message": left_out})
             new.append(record)
     return new
 
 
-def _set_place(connection: sqlite3.Connection, run: str, found: list[tuple[Record, int]], before: Place) -> None:
+def set_place(connection: sqlite3.Connection, run: str, found: list[tuple[Record, int]], before: Place) -> None:
     start = found[-2][1] if len(found) > 1 else before.offset
     place = Place(start, found[-1][1], found[-1][0].seq, found[-1][0].crc) if found else before
     connection.execute(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows
 
 
-def steps(store: Store, run: str, after: int = 0, limit: int = 10000) -> list[Row]:
+def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Row]:
     """The first `limit` with step > after, in order: {step, attempt, at, version, samples, metrics}."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
@@ -16,7 +16,7 @@ def steps(store: Store, run: str, after: int = 0, limit: int = 10000) -> list[Ro
     return [row | {"metrics": msgspec.json.decode(row["metrics"])} for row in store.rows(sql, (run, after, limit))]
 
 
-def evals(store: Store, run: str) -> list[Row]:
+def evals(store: Rows, run: str) -> list[Row]:
     """In order of steps: {step, attempt, at, version, score, problems, failed}."""
     columns = "step, attempt, at, version, score, problems, failed"
     return store.rows(f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt", (run,))

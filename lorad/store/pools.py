@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from lorad.errors import NotFound
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
 FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key", "detail", "idle_since"})
 
@@ -30,7 +30,7 @@ def upsert(store: Store, pool: str, **columns: Any) -> Row:
         return get(store, pool)
 
 
-def get(store: Store, pool: str) -> Row:
+def get(store: Rows, pool: str) -> Row:
     """Raises NotFound."""
     row = store.row("SELECT * FROM pools WHERE pool = ?", (pool,))
     if row is None:
@@ -38,7 +38,7 @@ def get(store: Store, pool: str) -> Row:
     return row
 
 
-def list_pools(store: Store) -> list[Row]:
+def list_pools(store: Rows) -> list[Row]:
     """Oldest first."""
     return store.rows("SELECT * FROM pools ORDER BY created_at, rowid")
 
@@ -59,6 +59,6 @@ def lease(store: Store, pool: str, device: str, why: str) -> None:
         )
 
 
-def leases(store: Store) -> list[Row]:
+def leases(store: Rows) -> list[Row]:
     """{device, pool, why, taken_at}."""
     return store.rows("SELECT * FROM leases ORDER BY device, pool")

@@ -1,9 +1,9 @@
 """Runs and their attempts.
 
 A run's row: the keys of a run in `lorad.client`, and {owner_uid, spec (JSON text), directory, priority, wanted
-(pause | stop | kill | None), resume_step, sweep (that it is a point of), origin (`run@version` or a directory that it
-came from), serving (1: a pool of its base stays up)}. `started_at` is when it was first placed; `ended_at` is None
-until it ended.
+(pause | stop | kill | None), preempted (name of the run that it makes, or made, room for), resume_step, sweep (that it
+is a point of), origin (`run@version` or a directory that it came from), serving (1: a pool of its base stays up)}.
+`started_at` is when it was first placed; `ended_at` is None until it ended.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 from lorad.errors import Conflict, NotFound
 from lorad.states import MOVES, EndReason, Move, RunState, target
 from lorad.store import events
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
 FIELDS = frozenset(
-    {"detail", "origin", "pool", "priority", "resume_step", "serving", "spec", "steps", "sweep", "waiting", "wanted"}
+    {"detail", "origin", "pool", "preempted", "priority", "resume_step", "serving", "spec", "steps", "sweep", "waiting"}
+    | {"wanted"}
 )
 RECENT_SECONDS = 24 * 3600.0
 
@@ -51,12 +52,12 @@ def create(
         return get(store, name)
 
 
-def _last_removed(store: Store, name: str) -> int:
+def _last_removed(store: Rows, name: str) -> int:
     sql = "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? AND kind = 'removed'"
     return int((store.row(sql, (name,)) or {})["attempt"] or 0)
 
 
-def get(store: Store, name: str) -> Row:
+def get(store: Rows, name: str) -> Row:
     """Raises NotFound."""
     row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
     if row is None:
@@ -64,21 +65,28 @@ def get(store: Store, name: str) -> Row:
     return _shaped(row)
 
 
-def list_runs(store: Store, *, all: bool) -> list[Row]:
-    """Newest first; without `all`, those that are not ended and those that ended in the last day."""
+def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
+    """Newest first; without `all`, those that are not ended and those that ended in the last day.
+
+    limit: of those that ended, the newest so many, as far as there are not more others; 0: every one.
+    """
     since = 0.0 if all else time.time() - RECENT_SECONDS
-    sql = "SELECT * FROM runs WHERE ended_at IS NULL OR ended_at >= ? ORDER BY created_at DESC, rowid DESC"
-    return [_shaped(row) for row in store.rows(sql, (since,))]
+    order = "ORDER BY created_at DESC, rowid DESC"
+    others = store.rows(f"SELECT rowid, * FROM runs WHERE ended_at IS NULL {order}")
+    most = max(0, limit - len(others)) if limit else -1
+    ended = store.rows(f"SELECT rowid, * FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most))
+    rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
+    return [_shaped(row) for row in rows]
 
 
-def in_states(store: Store, *states: RunState) -> list[Row]:
+def in_states(store: Rows, *states: RunState) -> list[Row]:
     """In the order of the queue: by priority, highest first, then oldest first."""
     marks = ", ".join("?" for _ in states)
     sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [_shaped(row) for row in store.rows(sql, states)]
 
 
-def that_serve(store: Store) -> list[Row]:
+def that_serve(store: Rows) -> list[Row]:
     """Those for which a pool is kept up, oldest first."""
     return [_shaped(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
 
@@ -136,13 +144,14 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
             raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
         _refuse_held(store, name)
         row = get(store, name)
+        newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})["version"]
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
         connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row["sweep"],))
-        events.append(store, name, "removed", {"by": by, "attempt": row["attempt"]})
+        events.append(store, name, "removed", {"by": by, "attempt": row["attempt"], "version": newest})
 
 
-def _refuse_held(store: Store, name: str) -> None:
+def _refuse_held(store: Rows, name: str) -> None:
     """Raises Conflict while one of its versions is aliased or pinned."""
     if aliases := [row["alias"] for row in store.rows("SELECT alias FROM aliases WHERE run = ?", (name,))]:
         told = f"alias {aliases[0]} serves" if len(aliases) == 1 else f"aliases {', '.join(aliases)} serve"
@@ -164,20 +173,29 @@ def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
 
 
 def end_attempt(
-    store: Store, name: str, attempt: int, *, exit_code: int | None, signal: int | None, reason: str | None
+    store: Store,
+    name: str,
+    attempt: int,
+    *,
+    exit_code: int | None,
+    signal: int | None,
+    reason: str | None,
+    detail: str = "",
 ) -> None:
-    """How its driver went. Repeating it changes nothing of what is known: the first end counts."""
+    """How its driver went; `detail`: why, in words. Repeating it changes nothing of what is known: the first end
+    counts."""
     sql = (
-        "UPDATE attempts SET ended_at = coalesce(ended_at, ?), exit_code = coalesce(exit_code, ?), "
+        "UPDATE attempts SET detail = CASE detail WHEN '' THEN ? ELSE detail END, "
+        "ended_at = coalesce(ended_at, ?), exit_code = coalesce(exit_code, ?), "
         "signal = coalesce(signal, ?), reason = coalesce(reason, ?) WHERE run = ? AND attempt = ?"
     )
     with store.write() as connection:
-        connection.execute(sql, (time.time(), exit_code, signal, reason, name, attempt))
+        connection.execute(sql, (detail, time.time(), exit_code, signal, reason, name, attempt))
 
 
-def attempts(store: Store, name: str) -> list[Row]:
-    """In order: {attempt, started_at, ended_at, resumed_from, exit_code, signal, reason}."""
-    columns = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason"
+def attempts(store: Rows, name: str) -> list[Row]:
+    """In order: {attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail}."""
+    columns = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail"
     return store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
 
 
@@ -185,11 +203,12 @@ def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
     """What else changes in the row of a run that makes this move."""
     match move:
         case Move.PLACE:
-            return {"waiting": ""}
+            return {"waiting": "", "preempted": None}
         case Move.PAUSE:
-            return {"detail": detail, "waiting": "", "wanted": None}
+            return {"detail": detail, "waiting": "", "wanted": None, "preempted": None}
         case Move.END:
-            return {"reason": reason, "detail": detail, "waiting": "", "wanted": None, "ended_at": time.time()}
+            gone = {"waiting": "", "wanted": None, "preempted": None}
+            return {"reason": reason, "detail": detail, "ended_at": time.time()} | gone
         case Move.RESUME:
             return {"reason": None, "detail": "", "wanted": None, "ended_at": None}
         case _:

@@ -1,6 +1,6 @@
 """Sweeps: a grid of runs, and what successive halving decided of them.
 
-A sweep's row: {sweep, owner, created_at, grid {key: [text]}, halving {eta, rungs: [step], metric} or None,
+A sweep's row: {sweep, owner, owner_uid, created_at, grid {key: [text]}, halving {eta, rungs: [step], metric} or None,
 rungs: [{step, kept: [run], stopped: [run], scores: {run: number or None}, at}] in order}.
 """
 
@@ -13,32 +13,38 @@ from typing import Any
 import msgspec
 
 from lorad.errors import Conflict, NotFound
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
-SELECT = "SELECT sweep, owner, created_at, grid, halving, rungs FROM sweeps"
+SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
 
 
 def create(
-    store: Store, sweep: str, *, owner: str, grid: Mapping[str, Sequence[str]], halving: Mapping[str, Any] | None
+    store: Store,
+    sweep: str,
+    *,
+    owner: str,
+    grid: Mapping[str, Sequence[str]],
+    halving: Mapping[str, Any] | None,
+    owner_uid: int = -1,
 ) -> Row:
     """Raises Conflict when the name is in use."""
     with store.write() as connection:
         refuse_used(store, sweep)
         connection.execute(
-            "INSERT INTO sweeps (sweep, owner, created_at, grid, halving) VALUES (?, ?, ?, ?, ?)",
-            (sweep, owner, time.time(), _json(grid), None if halving is None else _json(halving)),
+            "INSERT INTO sweeps (sweep, owner, created_at, grid, halving, owner_uid) VALUES (?, ?, ?, ?, ?, ?)",
+            (sweep, owner, time.time(), _json(grid), None if halving is None else _json(halving), owner_uid),
         )
         return get(store, sweep)
 
 
-def refuse_used(store: Store, sweep: str) -> None:
+def refuse_used(store: Rows, sweep: str) -> None:
     """Raises Conflict when there is a sweep of that name."""
     if store.row("SELECT 1 FROM sweeps WHERE sweep = ?", (sweep,)):
         hint = "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last one."
         raise Conflict(f"there is a sweep named {sweep}", hint=hint)
 
 
-def get(store: Store, sweep: str) -> Row:
+def get(store: Rows, sweep: str) -> Row:
     """Raises NotFound."""
     row = store.row(f"{SELECT} WHERE sweep = ?", (sweep,))
     if row is None:
@@ -46,18 +52,18 @@ def get(store: Store, sweep: str) -> Row:
     return _shaped(row)
 
 
-def sweeps(store: Store) -> list[Row]:
+def sweeps(store: Rows) -> list[Row]:
     """Newest first."""
     return [_shaped(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
 
 
-def undecided(store: Store) -> list[Row]:
+def undecided(store: Rows) -> list[Row]:
     """Those with a rung that nothing was decided at, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
     return [_shaped(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
 
 
-def members(store: Store, sweep: str) -> list[str]:
+def members(store: Rows, sweep: str) -> list[str]:
     """The names of its runs, in the order of its grid."""
     rows = store.rows("SELECT name FROM runs WHERE sweep = ? ORDER BY created_at, rowid", (sweep,))
     return [row["name"] for row in rows]

@@ -10,7 +10,7 @@ import msgspec
 
 from lorad.errors import NotFound
 from lorad.store import events
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Rows, Store
 
 SELECT = """
 SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank, v.alpha, v.bytes, v.attested,
@@ -20,13 +20,13 @@ FROM versions v JOIN runs r ON r.name = v.run
 """
 
 
-def versions(store: Store, run: str | None = None) -> list[Row]:
+def versions(store: Rows, run: str | None = None) -> list[Row]:
     """Of one run or of all, in order of run and number."""
     sql = SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
     return [_shaped(row) for row in store.rows(sql, () if run is None else (run,))]
 
 
-def get_version(store: Store, run: str, number: int) -> Row:
+def get_version(store: Rows, run: str, number: int) -> Row:
     """Raises NotFound."""
     row = store.row(SELECT + "WHERE v.run = ? AND v.version = ?", (run, number))
     if row is None:
@@ -34,7 +34,7 @@ def get_version(store: Store, run: str, number: int) -> Row:
     return _shaped(row)
 
 
-def held_versions(store: Store) -> list[Row]:
+def held_versions(store: Rows) -> list[Row]:
     """All that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
     sql = f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
@@ -51,9 +51,10 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
         return get_version(store, run, number)
 
 
-def first_number(store: Store, run: str) -> int:
+def first_number(store: Rows, run: str) -> int:
     """A number that no version of this name ever had: events outlive a run that was removed."""
-    sql = "SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind = 'version'"
+    kinds = "('version', 'removed')"
+    sql = f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
     newest = (store.row(sql, (run,)) or {})["newest"]
     return 0 if newest is None else int(newest) + 1
 

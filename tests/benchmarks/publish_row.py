@@ -33,7 +33,7 @@ from rich.table import Table
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.engines.base import AdapterSource, Engine
-from lorad.engines.remote.transport import MEMORY
+from lorad.paths import MEMORY
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.trainers.base import SlotSpec
 from tests.benchmarks.merged import Merged

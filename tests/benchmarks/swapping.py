@@ -21,8 +21,8 @@ import psutil
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import AdapterSource, Engine
-from lorad.engines.remote.transport import MEMORY
 from lorad.models.directory import linear_shapes, read_config
+from lorad.paths import MEMORY
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from tests.benchmarks.workload import TINY
 from tests.conformance.engine_suite import random_adapter

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
 from lorad.daemon.pools import refresh
 from lorad.daemon.request import Call
 from lorad.daemon.views import version_view
 from lorad.store import runs
+from lorad.store.db import Row
 from lorad.store.versions import versions
 
 
@@ -17,4 +20,10 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     if run is not None:
         runs.get(ctx.store, run)
     await refresh(ctx)
-    return [version_view(ctx, row) for row in versions(ctx.store, run)]
+    rows = seen_by_run(ctx, call.caller, await ctx.read(versions, run))
+    return await asyncio.to_thread(views, ctx, rows)
+
+
+def views(ctx: Context, rows: list[Row]) -> list[dict[str, Any]]:
+    """Looks for the files of each, which takes a while where there are thousands."""
+    return [version_view(ctx, row) for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.store.aliases import get, moves
@@ -12,7 +13,7 @@ from lorad.store.aliases import get, moves
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     """Newest first, those of an alias that was removed too. Raises NotFound for one that never was."""
     alias = call.request.match_info["alias"]
-    found = moves(ctx.store, alias)
+    found = await ctx.read(moves, alias)
     if not found:
         get(ctx.store, alias)
-    return found
+    return seen_by_run(ctx, call.caller, found)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from lorad.daemon.access import seen_aliases
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
-from lorad.store.aliases import aliases
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
-    return aliases(ctx.store)
+    return seen_aliases(ctx, call.caller)

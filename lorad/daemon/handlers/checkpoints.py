@@ -12,4 +12,4 @@ from lorad.store.checkpoints import checkpoints
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     runs.get(ctx.store, call.run)
-    return checkpoints(ctx.store, call.run)
+    return await ctx.read(checkpoints, call.run)

@@ -11,4 +11,4 @@ from lorad.store import metrics, runs
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     runs.get(ctx.store, call.run)
-    return metrics.evals(ctx.store, call.run)
+    return await ctx.read(metrics.evals, call.run)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
-from lorad.daemon.request import Call
+from lorad.daemon.request import Call, Caller
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0
@@ -25,23 +26,26 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse:
     await response.prepare(call.request)
     try:
         while not ctx.closing:
-            cursor = await send(ctx, response, cursor, run)
+            cursor = await send(ctx, call.caller, response, cursor, run)
     except (ConnectionError, OSError):
-        pass  # the reader went
+        pass  # the reader went, or was dropped: it did not read
     return response
 
 
-async def send(ctx: Context, response: web.StreamResponse, cursor: int, run: str | None) -> int:
-    """What is new, else one `idle` after a while: the new cursor."""
+async def send(ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None) -> int:
+    """Some of what is new, else one `idle` after a while: the new cursor. Waits until the reader has room for it."""
     until, rung = time.monotonic() + IDLE_SECONDS, ctx.waker.bell()
-    while not (found := events.after(ctx.store, cursor, run, 500)):
+    while not (found := ctx.tail.after(cursor, run)):
         if ctx.closing or not await ctx.waker.rung(rung, until - time.monotonic()):
-            found = [idle(cursor)]
-            break
+            await response.write(idle(cursor))
+            return cursor
         rung = ctx.waker.bell()  # it may have rung for other runs
-    await response.write(b"".join(msgspec.json.encode(event) + b"\n" for event in found))
-    return max([cursor, *(int(event["id"]) for event in found)])
+    shown = seen_by_run(ctx, caller, [{"run": line.run, "text": line.text} for line in found])
+    if shown:
+        await response.write(b"".join(row["text"] for row in shown))
+    await asyncio.sleep(0)  # others have their turn, however fast this one reads
+    return found[-1].id
 
 
-def idle(cursor: int) -> dict[str, Any]:
-    return {"id": cursor, "at": time.time(), "run": None, "kind": "idle", "data": {}}
+def idle(cursor: int) -> bytes:
+    return msgspec.json.encode({"id": cursor, "at": time.time(), "run": None, "kind": "idle", "data": {}}) + b"\n"

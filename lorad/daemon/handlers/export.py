@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from lorad.adapters.directory import MANIFEST, fsync, read_manifest, verify
+from lorad.adapters.directory import MANIFEST, read_manifest, verify
+from lorad.daemon.as_user import as_user
 from lorad.daemon.context import Context
+from lorad.daemon.copying import files_into
+from lorad.daemon.identity import User
+from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.request import Call
-from lorad.daemon.versions import find_version
+from lorad.daemon.versions import find_version, has_files
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
+from lorad.store import runs
 
 
 class Body(Struct):
@@ -26,24 +29,26 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     target = Path(call.json(Body).directory)
     if not target.is_absolute():
         raise SpecError(f"{target} is not an absolute path", hint="Give the whole path.")
-    await asyncio.to_thread(copy, Path(version["path"]), target)
+    owner, caller = ctx.user(runs.get(ctx.store, version["run"])["owner_uid"]), ctx.user(call.caller.uid)
+    await in_thread(ctx, call.caller.uid, copy, Path(version["path"]), target, owner, caller)
     return {"version": f"{version['run']}@{version['version']}", "path": str(target), "sha256": version["sha256"]}
 
 
-def copy(source: Path, target: Path) -> None:
-    """Verified before, on disk after."""
-    if not source.is_dir():
-        raise NotFound(f"the files of {source} are gone or not written yet", hint="Export a version of a checkpoint.")
-    verify(source)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise Conflict(f"{target} exists and is not empty", hint="Choose another directory.")
+def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
+    """Verified before, on disk after; read as the version's owner, written as who asks for it."""
+    with as_user(owner):
+        if not has_files({"path": source}):
+            hint = "Export a version of a checkpoint."
+            raise NotFound(f"the files of {source} are gone or not written yet", hint=hint)
+        verify(source)
+        names = (*read_manifest(source).files, MANIFEST)
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        for name in (*read_manifest(source).files, MANIFEST):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, target / name)
-        for path in (*target.rglob("*"), target):
-            fsync(path)
+        with as_user(caller):
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise Conflict(f"{target} exists and is not empty", hint="Choose another directory.")
+            target.mkdir(parents=True, exist_ok=True)
+        files_into(source, target, names, owner, caller)
     except OSError as error:
         raise StorageError(f"{error.filename or target}: {error.strerror}", hint="Choose another directory.") from error
-    verify(target)
+    with as_user(caller):
+        verify(target)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +13,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
+from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import bases_of
+from lorad.daemon.belongings import own_directory
 from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.copying import files_into
 from lorad.daemon.handlers.resume import fitted
+from lorad.daemon.identity import User
 from lorad.daemon.making import create, make_directory, refuse_used
+from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call
-from lorad.daemon.versions import await_files, find_version
+from lorad.daemon.versions import await_files, find_version, has_files
 from lorad.daemon.views import run_view, spec_at
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
 from lorad.paths import RunDir
@@ -61,9 +64,9 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     spec = respecified(ctx, parent, body, start)
     refuse_used(ctx, spec)
     asked, text = asked_before(ctx, parent), spec_text(parent)
-    staged = await taken(ctx, start, spec, same_owner=parent["owner_uid"] == call.caller.uid)
+    staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))
     try:
-        request, spec = await looked_at(ctx, asked, spec, body, staged)
+        request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged)
         refuse_used(ctx, spec)
         row = settled(ctx, call, spec, request, (start, staged, text))
     finally:
@@ -77,7 +80,7 @@ def begun(ctx: Context, parent: Row, version: Row, fresh: bool) -> Start:
     origin = f"{version['run']}@{version['version']}"
     if fresh:
         return Start(origin, Path(version["path"]), version["step"])
-    present = [row for row in checkpoints(ctx.store, parent["name"]) if Path(row["path"]).is_dir()]
+    present = [row for row in checkpoints(ctx.store, parent["name"]) if has_files(row)]
     found = [row for row in present if row["version"] == version["version"]]
     if not found:
         known = ", ".join(f"{row['run']}@{row['version']}" for row in present)
@@ -125,19 +128,24 @@ def free_name(ctx: Context, parent: str) -> str:
         suffix = f"-fork-{number}"
 
 
-async def taken(ctx: Context, start: Start, spec: Spec, *, same_owner: bool) -> Path:
-    """What the fork begins with, verified, in a directory of its own that nobody deletes from.
+async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -> Path:
+    """What the fork begins with, verified, in a directory of its own that nobody deletes from. uids: of the owners of
+    both runs.
 
     The files of a checkpoint never change: where both runs are of one owner, they are shared by hard links, which are
     made here at once: `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
     """
     staged = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
-    if not start.directory.is_dir():
+    owner, caller = map(ctx.user, uids)
+    if not has_files({"path": start.directory}):
         raise NotFound(f"the files of {start.origin} are not there", hint="`lorad adapters` shows which are.")
     try:
-        if not (same_owner and linked(start.directory, staged)):
-            await asyncio.to_thread(copied, start.directory, staged)
-        await asyncio.to_thread(verify, staged)
+        staged.mkdir(mode=0o700)
+        if caller is not None:
+            own_directory(staged, caller)
+        if not (uids[0] == uids[1] and linked(start.directory, staged, caller)):
+            await in_thread(ctx, uids[1], copied, start.directory, staged, owner, caller)
+        await on_behalf(ctx, uids[1], verify, staged)
     except OSError as error:
         discard(staged)
         where = error.filename or staged
@@ -149,27 +157,26 @@ async def taken(ctx: Context, start: Start, spec: Spec, *, same_owner: bool) -> 
     return staged
 
 
-def linked(source: Path, target: Path) -> bool:
-    """False, and nothing is there, where the file system does not do that."""
-    try:
-        files_into(source, target, os.link)
-    except OSError:
-        discard(target)
-        return False
+def linked(source: Path, target: Path, user: User | None) -> bool:
+    """False, and nothing is in it, where the file system does not do that."""
+    with as_user(user):
+        try:
+            for name in (*read_manifest(source).files, MANIFEST):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(source / name, target / name, follow_symlinks=False)
+            for path in (*target.rglob("*"), target):
+                fsync(path)
+        except OSError:
+            for path in target.iterdir():
+                discard(path) if path.is_dir() else path.unlink()
+            return False
     return True
 
 
-def copied(source: Path, target: Path) -> None:
-    files_into(source, target, shutil.copyfile)
-
-
-def files_into(source: Path, target: Path, put: Any) -> None:
-    target.mkdir(mode=0o700)
-    for name in (*read_manifest(source).files, MANIFEST):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        put(source / name, target / name)
-    for path in (*target.rglob("*"), target):
-        fsync(path)
+def copied(source: Path, target: Path, owner: User | None, reader: User | None) -> None:
+    with as_user(owner):
+        names = (*read_manifest(source).files, MANIFEST)
+    files_into(source, target, names, owner, reader)
 
 
 def asked_before(ctx: Context, parent: Row) -> Request:
@@ -180,11 +187,13 @@ def asked_before(ctx: Context, parent: Row) -> Request:
         raise NotFound(f"{run_dir(parent).root}/request.json cannot be read: {error}", hint="Restore it.") from None
 
 
-async def looked_at(ctx: Context, asked: Request, spec: Spec, body: Body, staged: Path) -> tuple[Request, Spec]:
+async def looked_at(
+    ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path
+) -> tuple[Request, Spec]:
     """How the fork is asked for, after the look that a new run gets: as if it began with the weights alone, which are
     checked by that. Raises SpecError."""
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
-    facts = await preflight(ctx, weights, asked.cwd)
+    facts = await preflight(ctx, weights, asked.cwd, uid)
     if body.fresh:
         own = RunDir(ctx.runs_root / str(spec.name)).origin
         spec = replace(spec, lora=replace(spec.lora, adapter_path=str(own)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +10,12 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
+from lorad.daemon.access import must_see
+from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
 from lorad.daemon.guests import guest, is_chat, load_of, waited_for
+from lorad.daemon.on_behalf import connection_to, in_thread
 from lorad.daemon.pool import Pool
 from lorad.daemon.request import Call
 from lorad.daemon.versions import await_bytes, find_version, in_hand, name_of
@@ -20,7 +23,6 @@ from lorad.errors import SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generate
-from lorad.protocol.connection import Connection
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import NonNegative, NonNegativeFloat, Positive, Seed
 from lorad.store import runs
@@ -49,20 +51,23 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
     body = call.json(Body)
     version = find_version(ctx, body.version)
-    run = runs.get(ctx.store, version["run"])
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
-            completions = await asyncio.to_thread(ask, ctx, pool, version, body, chat=is_chat(run))
+            wish = partial(ask, ctx, pool, version, body, chat=is_chat(ctx, run))
+            completions = await in_thread(ctx, pool.setup.owner, wish)
     return {"version": name_of(version), "completions": completions}
 
 
 def ask(ctx: Context, pool: Pool, version: Row, body: Body, *, chat: bool) -> list[dict[str, Any]]:
     """The completions, in order of their index; runs in a thread."""
-    tokenizer, wish = Tokenizer(Path(pool.setup.model_path)), body.sampling
-    tokens = np.array(tokenize(tokenizer, body.prompt, chat=chat), np.int32)
-    check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
+    wish = body.sampling
+    with as_user(ctx.user(pool.setup.owner)):
+        tokenizer = Tokenizer(Path(pool.setup.model_path))
+        tokens = np.array(tokenize(tokenizer, body.prompt, chat=chat), np.int32)
+        check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
     prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
     sampling = Sampling(
         logprobs=False,
@@ -75,7 +80,7 @@ def ask(ctx: Context, pool: Pool, version: Row, body: Body, *, chat: bool) -> li
         stream=False,
     )
     found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
-    with Connection(Path(pool.setup.socket)) as connection, waited_for(ctx, connection):
+    with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         connection.call("load_version", load_of(version))
         *items, _ = connection.stream("serve", Generate(name_of(version), prompts, sampling))
     for chunk in chain.from_iterable(item.split(prompts) for item in items):

@@ -23,6 +23,6 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         with ctx.store.write():
             if run["state"] != RunState.STOPPING:
                 ctx.move(call.run, Move.STOP, detail="kill", by=who)
-            runs.set_fields(ctx.store, call.run, wanted="kill")
+            runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None)
     ctx.waker.poke()
     return run_view(runs.get(ctx.store, call.run))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lorad.daemon.access import seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
@@ -11,4 +12,7 @@ from lorad.store import runs
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
-    return [run_view(row) for row in runs.list_runs(ctx.store, all=call.number("all", 0) != 0)]
+    """limit: at most so many of those that ended; 0: all."""
+    everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
+    rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
+    return [run_view(row) for row in seen(ctx, call.caller, rows)]

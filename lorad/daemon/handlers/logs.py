@@ -8,15 +8,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lorad.bounds import LINE_CHARACTERS
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.request import Call
+from lorad.daemon.rotate import cut_before
 from lorad.errors import SpecError
+from lorad.files import open_file
 from lorad.store import runs
 from lorad.store.db import Row
 
 PROCESSES = ("driver", "pool", "trainer", "engine")
 SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
 MOST = 1 << 20  # bytes in one answer
+LONG = re.compile(rf"[^\n]{{{LINE_CHARACTERS + 1},}}")
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
@@ -40,25 +44,34 @@ def log_of(ctx: Context, run: Row, of: str) -> Path:
         return Path(os.devnull)
     has_servers = pool.setup.server is not None and not pool.setup.server.urls
     if of.startswith("engine") and has_servers:
-        return pool.attempt().root / f"{'engine-0' if of == 'engine' else of}.log"
+        return pool.attempt().work / f"{'engine-0' if of == 'engine' else of}.log"
     if of == "trainer" and pool.setup.ranks is not None:
-        return pool.attempt().root / "trainer.log"
+        return pool.attempt().work / "trainer.log"
     return pool.attempt().log
 
 
 def read(path: Path, offset: int, limit: int) -> dict[str, Any]:
-    """{text, offset, size}; a negative offset counts from the end. Cuts no character in two."""
+    """{text, offset, size}; a negative offset counts from the end. Cuts no character in two.
+
+    Offsets count what was cut from the log as well. One that is past the end is of another log: this one begins.
+    """
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = max(0, size + offset) if offset < 0 else min(offset, size)
+        with open_file(path, links=False) as file:
+            cut, size = cut_before(file.fileno()), file.seek(0, os.SEEK_END)
+            start = size + offset if offset < 0 else offset - cut
+            start = 0 if start > size else max(0, start)
             file.seek(start)
             data = file.read(max(0, min(limit, MOST)))
-    except FileNotFoundError:
+    except OSError:  # none yet, or something that is no log
         return {"text": "", "offset": 0, "size": 0}
     if start + len(data) < size:
         data = whole_characters(data)
-    return {"text": data.decode(errors="replace"), "offset": start + len(data), "size": size}
+    return {"text": shown(data.decode(errors="replace")), "offset": cut + start + len(data), "size": cut + size}
+
+
+def shown(text: str) -> str:
+    """With long lines cut: a program may print without an end."""
+    return LONG.sub(lambda line: f"{line[0][:LINE_CHARACTERS]}… ({len(line[0]) - LINE_CHARACTERS} more)", text)
 
 
 def whole_characters(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lorad.daemon.access import sees
 from lorad.daemon.context import Context
 from lorad.daemon.pools import refresh
 from lorad.daemon.request import Call
@@ -12,4 +13,5 @@ from lorad.daemon.views import pool_view
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     await refresh(ctx)
-    return [pool_view(ctx, pool) for pool in ctx.pools.values() if pool.process.is_up]
+    up = [pool for pool in ctx.pools.values() if pool.process.is_up]
+    return [pool_view(ctx, pool) for pool in up if sees(ctx, call.caller, pool.setup.owner)]

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lorad.daemon.context import Context
+from lorad.daemon.prune import REMOVED
 from lorad.daemon.request import Call
 from lorad.errors import Conflict
 from lorad.states import RunState
 from lorad.store import runs
-
-REMOVED = ".removed-"
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:

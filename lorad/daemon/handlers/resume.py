@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
 from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.preflight import preflight
 from lorad.daemon.processes import write_json
 from lorad.daemon.request import Call
@@ -53,11 +53,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     if chosen:
         spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen["attempt"])))
     steps, done = total(body, run, before), chosen["step"] if chosen else 0
-    if steps <= done:
+    if steps < done or (steps == done and run["reason"] == EndReason.COMPLETED):
         hint = f"Give more, as in `lorad resume {call.run} --steps {done + run['steps']}`, or --from an earlier step."
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
-        await asyncio.to_thread(check, call.run, chosen, present)
+        await on_behalf(ctx, run["owner_uid"], check, call.run, chosen, present)
     columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
     request = None
     if body.overrides or spec != before:
@@ -122,7 +122,7 @@ def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
 async def respecified(ctx: Context, run: Row, spec: Spec, overrides: Sequence[str]) -> Request:
     """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
     request = request_of(run)
-    facts = await preflight(ctx, spec, request.cwd)
+    facts = await preflight(ctx, spec, request.cwd, run["owner_uid"])
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
 
 

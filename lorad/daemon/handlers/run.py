@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from lorad.daemon.context import Context, Request
 from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
@@ -31,10 +32,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError, Conflict (the name is in use), StorageError; then nothing was made."""
     body = call.json(Body)
     overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
-    spec = anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd))
+    spec = await in_thread(ctx, call.caller.uid, load_spec, body.spec, source=body.source, overrides=overrides)
+    spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)
-    facts = await preflight(ctx, spec, body.cwd)
+    facts = await preflight(ctx, spec, body.cwd, call.caller.uid)
     model = facts["model_path"], facts["model_dtype"], facts["parameters"]
     request = Request(body.cwd, body.source, body.overrides, *model, facts)
     refuse_used(ctx, spec)

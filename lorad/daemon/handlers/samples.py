@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lorad.bounds import ANSWER_BYTES, SAMPLE_TEXT, SAMPLES_BYTES
 from lorad.daemon.context import Context, run_dir
+from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Call
 from lorad.errors import IntegrityError, NotFound
+from lorad.files import read_file
 from lorad.store import runs
 
 
@@ -28,17 +31,36 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     if row is None:
         raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run['step']}.")
     path = run_dir(run).root / row["samples"]
-    return await asyncio.to_thread(read, path, row["samples_sha256"], call.number("limit", 1000))
+    return await on_behalf(ctx, run["owner_uid"], read, path, row["samples_sha256"], call.number("limit", 1000))
 
 
 def read(path: Path, sha256: str, limit: int) -> list[dict[str, Any]]:
     """The first `limit` samples of a whole file."""
     try:
-        data = path.read_bytes()
+        data = read_file(path, SAMPLES_BYTES, links=False)
     except OSError as error:
         raise NotFound(
             f"{path}: {error.strerror}", hint="checkpoint.keep_samples says how many steps keep theirs."
         ) from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it.")
-    return [msgspec.json.decode(line) for line in data.splitlines()[: max(limit, 0)]]
+    try:
+        return list(shown(data.splitlines()[: max(limit, 0)]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
+
+
+def shown(lines: Sequence[bytes]) -> Iterator[Any]:
+    """As many as fit an answer, with long texts cut."""
+    size = 0
+    for line in lines:
+        if (size := size + min(len(line), 2 * SAMPLE_TEXT)) > ANSWER_BYTES:
+            return
+        sample = msgspec.json.decode(line)
+        if len(line) > SAMPLE_TEXT and isinstance(sample, dict):
+            sample = {key: _cut(value) for key, value in sample.items()}
+        yield sample
+
+
+def _cut(value: Any) -> Any:
+    return value[:SAMPLE_TEXT] + "…" if isinstance(value, str) and len(value) > SAMPLE_TEXT else value

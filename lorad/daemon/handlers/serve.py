@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,16 +15,19 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.directory import discard
 from lorad.adapters.peft import read_peft
 from lorad.daemon import imports
+from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.gateway import gateway_up
 from lorad.daemon.guests import guest, load
 from lorad.daemon.handlers.swap import move, tell_gateway
+from lorad.daemon.identity import User
 from lorad.daemon.imports import Import
-from lorad.daemon.making import anchored
+from lorad.daemon.making import anchored, expanded
+from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import refresh
 from lorad.daemon.preflight import preflight
-from lorad.daemon.request import Call
+from lorad.daemon.request import Call, Caller
 from lorad.daemon.serving import set_serving
 from lorad.daemon.versions import in_hand
 from lorad.errors import LoradError, SpecError
@@ -63,38 +65,39 @@ class Body(Struct):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed, PoolLost."""
     body = call.json(Body)
-    spec = base_spec(body)
+    spec = base_spec(body, ctx.user(call.caller.uid))
     if not body.adapters:
-        return await keep_warm(ctx, spec)
+        return await keep_warm(ctx, call.caller, spec)
     names = [adapter.name for adapter in body.adapters]
     async with contextlib.AsyncExitStack() as stack:
         for name in sorted({*names}):
             await stack.enter_async_context(ctx.moving[name])
-        refuse(ctx, names, spec)
-        made = await prepared(ctx, body, spec)
+        refuse(ctx, call.caller, names, spec)
+        made = await prepared(ctx, call.caller.uid, body, spec)
         for one in made:
             stack.callback(discard, one.staged)
             stack.enter_context(in_hand(ctx, one.version()))
         loaded = [await shown(ctx, call, one, stack) for one in made]
-        refuse(ctx, names, spec)
+        refuse(ctx, call.caller, names, spec)
         rows = [served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
     await gateway_up(ctx)
     return answer(ctx, loaded[0][0], rows)
 
 
-def base_spec(body: Body) -> Spec:
+def base_spec(body: Body, user: User | None) -> Spec:
     """What kind of pool serves. Raises SpecError for keys that only training knows."""
     for text in body.overrides:
         if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
             hint = "Serving takes keys of rollout, pool, resources and model, trainer.backend and data.chat_template."
             raise SpecError(f"override {text}: {key} is for runs that train", hint=hint)
     spec = override(Spec(model=Model(path=body.model), eval=Eval(every=0)), body.overrides)
-    return anchored(spec, Path(body.cwd))
+    return anchored(spec, Path(body.cwd), user)
 
 
-async def keep_warm(ctx: Context, spec: Spec) -> dict[str, Any]:
-    """Serve the aliases that the base has. Raises SpecError when it has none."""
-    found = [(row, runs.get(ctx.store, row["run"])) for row in aliases.aliases(ctx.store)]
+async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> dict[str, Any]:
+    """Serve the aliases that the base has, those of one's own runs. Raises SpecError when it has none."""
+    rows = [(row, runs.get(ctx.store, row["run"])) for row in aliases.aliases(ctx.store)]
+    found = [(row, run) for row, run in rows if owns(ctx, caller, run["owner_uid"])]
     of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
     if not of_base:
         hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
@@ -104,19 +107,23 @@ async def keep_warm(ctx: Context, spec: Spec) -> dict[str, Any]:
     return answer(ctx, pool, [row for row, _ in of_base])
 
 
-def refuse(ctx: Context, names: Sequence[str], spec: Spec) -> None:
+def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
+        if ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+            must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
+        if alias := aliases.find(ctx.store, name):
+            must_own(ctx, caller, of_alias(ctx, alias))
         imports.refuse_taken(ctx, name, spec.model.path)
 
 
-async def prepared(ctx: Context, body: Body, spec: Spec) -> list[Import]:
+async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Import]:
     """Every adapter, checked against the base and staged: the largest rank first, as servers are started for it."""
-    found = [await read(adapter.name, source_of(body, adapter)) for adapter in body.adapters]
+    found = [await read(ctx, uid, adapter.name, source_of(ctx, uid, body, adapter)) for adapter in body.adapters]
     found.sort(key=lambda one: -one.adapter.config.rank)
     largest = replace(spec, lora=replace(spec.lora, rank=found[0].adapter.config.rank))
-    facts = await preflight(ctx, largest, body.cwd)
+    facts = await preflight(ctx, largest, body.cwd, uid)
     spec = roomy(spec, body.overrides, facts["max_positions"])
     model = facts["model_path"], facts["model_dtype"], facts["parameters"]
     asked = Request(body.cwd, "", body.overrides, *model, facts)
@@ -124,7 +131,7 @@ async def prepared(ctx: Context, body: Body, spec: Spec) -> list[Import]:
     made: list[Import] = []
     try:
         for one in found:
-            made.append(await staged(ctx, one, spec, asked))
+            made.append(await staged(ctx, uid, one, spec, asked))
     except BaseException:
         for staged_before in made:
             discard(staged_before.staged)
@@ -132,8 +139,8 @@ async def prepared(ctx: Context, body: Body, spec: Spec) -> list[Import]:
     return made
 
 
-def source_of(body: Body, adapter: Named) -> Path:
-    return Path(body.cwd) / Path(adapter.directory).expanduser()
+def source_of(ctx: Context, uid: int, body: Body, adapter: Named) -> Path:
+    return Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
 
 
 def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
@@ -145,17 +152,17 @@ def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
 
 
-async def staged(ctx: Context, found: Found, spec: Spec, asked: Request) -> Import:
+async def staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Request) -> Import:
     name, source, adapter = found
     with blamed(name, source):
-        modules = await asyncio.to_thread(imports.checked, adapter, spec.trainer.backend, Path(asked.model_path))
+        modules = await on_behalf(ctx, uid, imports.checked, adapter, spec.trainer.backend, Path(asked.model_path))
     own = imports.spec_of_adapter(spec, name, adapter.config, modules)
-    return await imports.stage(ctx, own, imports.request_for(asked, source, adapter), adapter)
+    return await imports.stage(ctx, uid, own, imports.request_for(asked, source, adapter), adapter)
 
 
-async def read(name: str, source: Path) -> Found:
+async def read(ctx: Context, uid: int, name: str, source: Path) -> Found:
     with blamed(name, source):
-        return Found(name, source, await asyncio.to_thread(read_peft, source))
+        return Found(name, source, await on_behalf(ctx, uid, read_peft, source))
 
 
 @contextlib.contextmanager
@@ -165,6 +172,9 @@ def blamed(name: str, source: Path) -> Iterator[None]:
         yield
     except LoradError as error:
         raise type(error)(f"adapter {name} of {source}: {error.message}", hint=error.hint) from error
+    except OSError as error:
+        hint = "It is opened as the user who asks."
+        raise SpecError(f"adapter {name} of {source}: {error.strerror or error}", hint=hint) from error
 
 
 async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack) -> tuple[Pool, Attestation]:
@@ -178,7 +188,7 @@ def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attes
     """From now on: the alias. Never awaits."""
     version = imports.settle(ctx, one, attestation, call.caller, pool)
     set_serving(ctx, [one.name], pool)
-    row = move(ctx, one.name, version, by=call.caller.name)
+    row = move(ctx, one.name, version, by=call.caller)
     tell_gateway(ctx, one.name)
     return row
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.daemon.access import must_see
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.guests import guest, is_chat, load
@@ -24,7 +25,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses."""
     model = call.json(Body).model
     version = find_version(ctx, model)
-    run = runs.get(ctx.store, version["run"])
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
@@ -34,5 +35,5 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         **{key: version[key] for key in ("run", "version", "sha256")},
         "socket": pool.setup.socket,
         "model_path": request_of(run).model_path,
-        "chat_template": is_chat(run),
+        "chat_template": is_chat(ctx, run),
     }

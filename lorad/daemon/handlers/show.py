@@ -6,9 +6,10 @@ from typing import Any
 
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
-from lorad.daemon.views import show_view
+from lorad.daemon.views import history, show_view
 from lorad.store import runs
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
-    return show_view(ctx, runs.get(ctx.store, call.run))
+    run = runs.get(ctx.store, call.run)
+    return show_view(ctx, run, await ctx.read(history, run))

@@ -11,4 +11,4 @@ from lorad.store import metrics, runs
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     runs.get(ctx.store, call.run)
-    return metrics.steps(ctx.store, call.run, call.number("after", 0), call.number("limit", 10000))
+    return await ctx.read(metrics.steps, call.run, call.number("after", 0), call.number("limit", 10000))

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lorad.daemon.access import must_own, of_run, owns
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.request import Call
 from lorad.daemon.serving import end_serving
@@ -21,12 +22,14 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
-    """Raises NotFound."""
+    """Of a base, one's own. Raises NotFound, NotAllowed."""
     model, serving = call.json(Body).model, runs.that_serve(ctx.store)
-    names = [run["name"] for run in serving if is_meant(ctx, run, model)]
+    meant = [run for run in serving if is_meant(ctx, run, model)]
+    names = [run["name"] for run in [run for run in meant if owns(ctx, call.caller, run["owner_uid"])] or meant]
     if not names:
         known = ", ".join(dict.fromkeys(f"{run['name']} ({spec_of(run).model.path})" for run in serving))
         raise NotFound(f"nothing named {model} is being served", hint=f"Served: {known or 'nothing'}.")
+    must_own(ctx, call.caller, *(of_run(run) for run in serving if run["name"] in names))
     with ctx.store.write():
         end_serving(ctx, names)
         for name in names:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
 from msgspec import Struct
 
+from lorad.daemon.access import must_own, must_see, of_alias
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
 from lorad.daemon.guests import guest, load
-from lorad.daemon.request import Call
+from lorad.daemon.on_behalf import on_behalf
+from lorad.daemon.request import Call, Caller
 from lorad.daemon.table import write_table
 from lorad.daemon.versions import await_files, check_files, find_version, in_hand, name_of
 from lorad.errors import LoradError, SpecError, StorageError
@@ -36,10 +37,12 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     aliases.check_name(alias)
     async with ctx.moving[alias]:
         before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
+        must_own(ctx, call.caller, *([of_alias(ctx, before)] if before else []))  # made while this one waited
+        must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
         with in_hand(ctx, version):
             try:
                 attestation = await prepare(ctx, version)
-                row = move(ctx, alias, version, by=call.caller.name)
+                row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
                 kept = f"alias {alias} still serves {name_of(before)}" if before else f"alias {alias} was not made"
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
@@ -62,14 +65,14 @@ def wanted(ctx: Context, alias: str, body: Body) -> Row:
 async def prepare(ctx: Context, version: Row) -> Attestation:
     """Its files are whole, and the pool of its base serves it from now on."""
     await await_files(ctx, version)
-    await asyncio.to_thread(check_files, version)
     run = runs.get(ctx.store, version["run"])
+    await on_behalf(ctx, run["owner_uid"], check_files, version)
     async with guest(ctx, run) as pool:
         refuse_other_base(ctx, run, pool)
         return await load(ctx, pool, version, keep=True)
 
 
-def move(ctx: Context, alias: str, version: Row, *, by: str) -> Row:
+def move(ctx: Context, alias: str, version: Row, *, by: Caller) -> Row:
     """Alias, its log, event and the daemon's journal: all or none. Nothing happens where it serves that version."""
     run, number = version["run"], version["version"]
     with ctx.store.write():
@@ -77,8 +80,8 @@ def move(ctx: Context, alias: str, version: Row, *, by: str) -> Row:
         before = aliases.find(ctx.store, alias)
         if before and (before["run"], before["version"]) == (run, number):
             return before
-        row = aliases.move(ctx.store, alias, run, number, by=by)
-        ctx.journal.append("alias", run, by, alias=alias, version=number, previous=before and name_of(before))
+        row = aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
+        ctx.journal.append("alias", run, by.name, alias=alias, version=number, previous=before and name_of(before))
     return row
 
 

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from lorad.daemon.context import Context, Request
 from lorad.daemon.grid import axes_of, points_of
 from lorad.daemon.handlers.sweeps import sweep_view
+from lorad.daemon.identity import User
 from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
+from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.pool import setup_for
 from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call
@@ -47,10 +49,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError (it begins with the point to blame), Conflict, StorageError; then nothing was made."""
     body = call.json(Body)
     axes, rest = axes_of(body.overrides)
-    name, points = named(ctx, body, [[*rest, *point] for point in points_of(axes)])
+    grid, user = [[*rest, *point] for point in points_of(axes)], ctx.user(call.caller.uid)
+    name, points = await in_thread(ctx, call.caller.uid, named, fresh_name(ctx), user, body, grid)
     halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
     refuse(ctx, name, points)
-    facts = await looked_at(ctx, points, body.cwd)
+    facts = await looked_at(ctx, points, body.cwd, call.caller.uid)
     refuse(ctx, name, points)
     told = split_pools(ctx, points, facts, list(axes))
     requests = [request_for(body, point, fact) for point, fact in zip(points, facts, strict=True)]
@@ -58,7 +61,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         make_directory(ctx, point.spec, body.spec, request) for point, request in zip(points, requests, strict=True)
     ]
     with ctx.store.write():
-        sweeps.create(ctx.store, name, owner=call.caller.name, grid=axes, halving=halving)
+        sweeps.create(ctx.store, name, owner=call.caller.name, owner_uid=call.caller.uid, grid=axes, halving=halving)
         for point, directory, fact in zip(points, directories, facts, strict=True):
             create(ctx, point.spec, directory, call.caller, fact["warnings"])
             runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
@@ -67,19 +70,19 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     return sweep_view(ctx, sweeps.get(ctx.store, name)) | {"warnings": [*warnings]}
 
 
-def named(ctx: Context, body: Body, overrides: list[list[str]]) -> tuple[str, list[Point]]:
+def named(fresh: str, user: User | None, body: Body, overrides: list[list[str]]) -> tuple[str, list[Point]]:
     """The sweep's name, and its points with theirs: `lr-1`, `lr-2`, …, with zeros before where there are ten."""
-    name = body.name or loaded(body, overrides[0]).name or fresh_name(ctx)
+    name = body.name or loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
     for number, point in enumerate(overrides, 1):
         own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
-        points.append(Point(loaded(body, [*point, f"name={own}"]), point))
+        points.append(Point(loaded(user, body, [*point, f"name={own}"]), point))
     return name, points
 
 
-def loaded(body: Body, overrides: list[str]) -> Spec:
-    return anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd))
+def loaded(user: User | None, body: Body, overrides: list[str]) -> Spec:
+    return anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
 
 
 def refuse(ctx: Context, name: str, points: list[Point]) -> None:
@@ -89,13 +92,13 @@ def refuse(ctx: Context, name: str, points: list[Point]) -> None:
         refuse_used(ctx, point.spec)
 
 
-async def looked_at(ctx: Context, points: list[Point], cwd: str) -> list[dict[str, Any]]:
+async def looked_at(ctx: Context, points: list[Point], cwd: str, uid: int) -> list[dict[str, Any]]:
     """What the preflight finds for each point; one is enough for points that need the same. Raises what it raised."""
     found: dict[bytes, dict[str, Any]] = {}
     for point in points:
         if (key := need(point.spec)) not in found:
             try:
-                found[key] = await preflight(ctx, point.spec, cwd)
+                found[key] = await preflight(ctx, point.spec, cwd, uid)
             except LoradError as error:
                 changed = " ".join(point.overrides)
                 raise type(error)(f"{point.spec.name} ({changed}): {error.message}", hint=error.hint) from None
@@ -134,6 +137,6 @@ def split_pools(ctx: Context, points: list[Point], facts: list[dict[str, Any]], 
 
 def kind(ctx: Context, spec: Spec, facts: dict[str, Any]) -> str:
     model = {"model_path": facts["model_path"], "dtype": facts["model_dtype"]}
-    count = 1 if ctx.devices[0].name == "cpu" else min(spec.gpus, len(ctx.devices))
+    count = 1 if ctx.devices[0].is_cpu else min(spec.gpus, len(ctx.devices))
     threads = spec.pool.threads or 1
     return setup_for(spec, ctx.config, *ctx.devices[:count], **model, threads=threads, facts=facts).key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lorad.daemon.access import Access, Subject, refuse, seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
@@ -13,10 +14,12 @@ from lorad.store.db import Row
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
-    """Of one name, or all. Raises NotFound."""
+    """Of one name, or all that the caller may see. Raises NotFound, NotAllowed."""
     name = call.text("sweep")
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
-    return [sweep_view(ctx, row) for row in rows]
+    if name is not None:
+        refuse(ctx, call.caller, Subject(f"sweep {name}", rows[0]["owner_uid"]), Access.READ)
+    return [sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
 
 
 def sweep_view(ctx: Context, row: Row) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lorad.daemon.budget import was_spared
 from lorad.daemon.checks import Check, Subject, check_files, counted
 from lorad.daemon.context import Context, request_of, run_dir, spec_of
 from lorad.daemon.guests import call_attest_again
+from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import refresh
 from lorad.daemon.request import Call
@@ -26,7 +27,7 @@ from lorad.store.versions import versions
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound. What is wrong is told, not raised."""
     run = runs.get(ctx.store, call.run)
-    checks = await asyncio.to_thread(check_files, subject(ctx, run))
+    checks = await on_behalf(ctx, run["owner_uid"], check_files, subject(ctx, run))
     checks.append(await attest_again(ctx, run))
     return {
         "run": call.run,
@@ -49,17 +50,17 @@ def subject(ctx: Context, run: Row) -> Subject:
         digests={row["version"]: row["sha256"] for row in rows},
         needed=frozenset(held if works else held | {row["version"] for row in kept}),
         checkpoints=frozenset(row["path"] for row in kept),
-        keep_samples=spec_of(run).checkpoint.keep_samples,
+        keep_samples=spec_of(run).checkpoint.keep_samples or int(was_spared(ctx, run["name"])),
         works=works,
     )
 
 
 async def attest_again(ctx: Context, run: Row) -> Check:
-    """Of the run's versions, those that a pool has loaded now."""
+    """Of the run's versions, those that a pool has loaded now; that of another user may say what it likes."""
     await refresh(ctx)
     problems, count = [], 0
     rows = {name_of(row): row for row in versions(ctx.store, run["name"])}
-    for pool in list(ctx.pools.values()):
+    for pool in [pool for pool in ctx.pools.values() if not ctx.system or pool.setup.owner == run["owner_uid"]]:
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
             with in_hand(ctx, rows[name]):
@@ -70,7 +71,7 @@ async def attest_again(ctx: Context, run: Row) -> Check:
 async def verdict(ctx: Context, pool: Pool, version: Row) -> list[str]:
     """What is wrong with a loaded version."""
     try:
-        attestation = await asyncio.to_thread(call_attest_again, ctx, pool, version)
+        attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)
     except NotFound:  # it went meanwhile
         return []
     except LoradError as error:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 START_SECONDS = 900.0  # weights, kernels and graphs of a large model
 TELL_SECONDS = 15.0  # between two lines that say that a server is still starting
 POLL_SECONDS = 0.25
-LOOK_SECONDS = 10.0  # between two looks at a server that has work and says nothing
-SILENT_SECONDS = 120.0  # with work in flight and no answer of any kind: it hangs
+LOOK_SECONDS = 10.0  # between two looks at a server
+SILENT_SECONDS = 120.0  # without an answer of any kind, then not even to whether it lives: it hangs
 ANSWER_SECONDS = 20.0
 LOAD_SECONDS = 120.0
 SUSPECT_SECONDS = 10.0  # for the end of a process to be noticed, with all that it leaves behind
@@ -236,11 +236,12 @@ class Server:
             return False
 
     async def _hangs(self) -> str:
-        """Only silence of any kind counts: a long prompt or a paused server is slow, not dead."""
+        """Only silence of any kind counts: a long prompt or a paused server is slow, not dead. One without work, or
+        asleep, says nothing by itself: it is asked as often."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             silent = time.monotonic() - self.heard
-            if not self.in_flight or silent < SILENT_SECONDS:
+            if silent < SILENT_SECONDS:
                 continue
             try:
                 if await self.within(self.dialect.is_alive(self.http), ANSWER_SECONDS):

@@ -15,8 +15,8 @@ from pathlib import Path
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import WEIGHTS, write_peft
 from lorad.errors import StorageError
+from lorad.paths import MEMORY, memory_directory
 
-MEMORY = Path("/dev/shm")
 LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for adapters to travel through it
 
 
@@ -89,4 +89,4 @@ def _root(work: Path) -> Path:
         roomy = False
     if not roomy:
         return work / "adapters"
-    return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(work)).hexdigest()[:16]}"
+    return memory_directory(work)

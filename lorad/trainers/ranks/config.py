@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,6 +11,8 @@ from lorad.trainers.sharded.body import BodySettings
 
 REFUSAL = "refusal.json"
 """Beside the configuration: why a rank could not begin, as in `lorad.errors.to_wire`."""
+DUMP = signal.SIGUSR1
+"""Each rank answers it with the stacks of its threads, on stderr."""
 
 
 class RanksConfig(Struct, frozen=True, kw_only=True):
@@ -31,3 +34,8 @@ class RanksConfig(Struct, frozen=True, kw_only=True):
 
 def refusal_file(config: Path) -> Path:
     return config.with_name(REFUSAL)
+
+
+def beat_file(config: Path, rank: int) -> Path:
+    """The rank's heartbeat, beside the configuration."""
+    return config.with_name(f"rank-{rank}.heartbeat")

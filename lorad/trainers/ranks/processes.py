@@ -20,6 +20,8 @@ from lorad.children.process import Child, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.models.turns import TurnLock
 from lorad.protocol import frames
+from lorad.protocol.heartbeat import HEART
+from lorad.trainers.ranks import hang
 from lorad.trainers.ranks.calls import Answer, Call, Ready, Request
 from lorad.trainers.ranks.config import RanksConfig, refusal_file
 from lorad.trainers.ranks.places import Places
@@ -38,15 +40,15 @@ T = TypeVar("T")
 class Processes:
     """Made once for one life. `memory`: bytes on all devices after the last answer, `peak`: the most of all answers."""
 
-    def __init__(self, config: RanksConfig, places: Places, environment: dict[str, str]) -> None:
-        self.config, self.places = config, places
+    def __init__(self, config: RanksConfig, places: Places, environment: dict[str, str], hang_seconds: float) -> None:
+        self.config, self.places, self._hang_seconds = config, places, hang_seconds
         self.memory: int | None = None
         self.peak: int | None = None
         self._child = Child(places.command, environment, places.log, places.record, places.private)
         self._peer: socket.socket | None = None
         self._turn = TurnLock()
         self._watcher: asyncio.Task[None] | None = None
-        self._how = ""
+        self._how = self._hung = ""
         self._fine = 0  # so long was the log when all was well
 
     async def start(self) -> Ready:
@@ -83,6 +85,7 @@ class Processes:
         """
         parts = frames.encode(Request(call))  # type: ignore[arg-type]
         await self._turn.acquire()
+        HEART.work(type(call).__name__)
         exchange = asyncio.create_task(self._exchange(parts, call.answer))
         exchange.add_done_callback(partial(self._over, done))
         answer = await asyncio.shield(exchange)
@@ -121,9 +124,25 @@ class Processes:
             raise await self._loss() from error
 
     async def _watch(self) -> None:
-        how = await self._child.ended()
+        ended = asyncio.create_task(self._child.ended())
+        hung = asyncio.create_task(hang.hung(self.places.config, self.config.ranks, self._hang_seconds))
+        try:
+            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self._end_hung(hung.result())
+            how = await ended
+        finally:
+            hung.cancel()
         self._how = self._how or how
         self._hang_up()
+
+    async def _end_hung(self, how: str) -> None:
+        """What all ranks are at goes to the log first."""
+        log.error("trainer: %s", how)
+        self._hung = how
+        if self._child.pid is not None:
+            await asyncio.to_thread(hang.dump, self._child.pid, self.places.log)
+        await self._child.stop(grace=0.0)  # they do not listen
 
     def _hang_up(self) -> None:
         """Whoever waits for an answer hears of it."""
@@ -145,6 +164,7 @@ class Processes:
         return answer
 
     def _over(self, done: Callable[[], object], exchange: asyncio.Task[Answer[Any]]) -> None:
+        HEART.work("")
         self._turn.release()
         if not exchange.cancelled() and exchange.exception() is None and exchange.result().refusal is None:
             done()
@@ -179,6 +199,8 @@ class Processes:
 
     def _lost(self, how: str) -> PoolLost:
         """how: of the launcher; the log may know which rank it was, and why: since the last answer, as all was well."""
+        if self._hung:
+            return PoolLost(f"the trainer is gone: {self._hung}", hint=f"Its log has the stacks of all ranks. {HINT}")
         lines = self._child.tail(LOG_LINES, since=self._fine).splitlines()
         ranks = [line.removeprefix("lorad: ") for line in lines if line.startswith("lorad: rank ")]
         rest = "\n".join(line for line in lines if not line.startswith("lorad: rank "))

@@ -40,7 +40,8 @@ BODIES = {
 class RanksSettings(Struct, frozen=True, kw_only=True):
     """What the pool decides. model: a directory; name: what adapters' configurations call it. devices: `cpu`, or one
     `cuda:<n>` for each rank, counted among those that the pool sees. threads: of each rank. body: replaces what the
-    backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH.
+    backend means, as `module:function`; `RanksSetup.env` may name its place in PYTHONPATH. hang: seconds without a
+    heartbeat after which a rank is hung.
     """
 
     backend: str
@@ -50,6 +51,7 @@ class RanksSettings(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ("cpu",)
     threads: int = 1
     body: str | None = None
+    hang: float = 120.0
 
 
 class RemoteTrainer(Trainer):
@@ -65,7 +67,9 @@ class RemoteTrainer(Trainer):
         """
         places = Places(work, logs)
         config = _config(setup, settings, places)
-        processes = Processes(config, places, places.environment(setup.env, settings.devices, settings.threads))
+        processes = Processes(
+            config, places, places.environment(setup.env, settings.devices, settings.threads), settings.hang
+        )
         try:
             ready = await processes.start()
         except BaseException:

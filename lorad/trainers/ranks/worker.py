@@ -6,6 +6,7 @@ changes nothing. Any other failure ends the rank, and with it the trainer.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.metadata
 import os
@@ -20,8 +21,9 @@ import torch
 
 from lorad.errors import LoradError, SpecError, to_wire
 from lorad.protocol import frames
+from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Ready, Refusal, Request
-from lorad.trainers.ranks.config import RanksConfig, refusal_file
+from lorad.trainers.ranks.config import DUMP, RanksConfig, beat_file, refusal_file
 from lorad.trainers.sharded.body import Body, BodySettings
 from lorad.trainers.sharded.trainer import RankTrainer
 from lorad.trainers.sharded.workers import Calls, join
@@ -30,6 +32,8 @@ SOFTWARE = ("torch", "transformers", "peft", "megatron-core", "megatron-bridge",
 
 
 def main(path: Path, rank: int) -> None:
+    faulthandler.register(DUMP, all_threads=True)
+    HEART.start(beat_file(path, rank))
     config = msgspec.json.decode(path.read_bytes(), type=RanksConfig)
     try:
         trainer, calls = opened(config, rank)
@@ -78,6 +82,7 @@ def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
     """Until the pool closes the connection."""
     while not isinstance(call := request(calls.spread(pool.hear())).call, End):
         answer: Answer[object]
+        HEART.work(type(call).__name__)
         try:
             answer = Answer(result=call.do(trainer))
         except REFUSALS as error:
@@ -88,6 +93,7 @@ def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
         if answer.refusal and rank:
             print(f"rank {rank} refused {type(call).__name__}: {answer.refusal.message}", file=sys.stderr, flush=True)
         pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
+        HEART.work("")
 
 
 def request(payload: bytes) -> Request:

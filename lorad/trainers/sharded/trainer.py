@@ -22,6 +22,7 @@ from lorad.adapters.targets import MEGATRON
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
+from lorad.protocol.heartbeat import HEART
 from lorad.rl.loss import token_logprobs
 from lorad.trainers import checkpoint
 from lorad.trainers.base import (
@@ -245,14 +246,16 @@ class RankTrainer:
             self._present.move(HOST)
         self._present = None
 
-    def _rows(self, batch: Batch, budget: int) -> list[Rows]:
+    def _rows(self, batch: Batch, budget: int) -> Iterator[Rows]:
         """This rank's micro-batches; as many as the other ranks have where these are waited for."""
         body = self._body
         mine = share(sequences(batch), body.dp.rank, body.dp.size)
         rows: list[list[Sample]] = list(plan(mine, budget, body.vocab, body.device.type, packs=body.packs))
         if body.lockstep:
             rows += [[]] * (body.dp.most(len(rows), body.device) - len(rows))
-        return [pack(row, body.device) for row in rows]
+        for packed in [pack(row, body.device) for row in rows]:
+            yield packed
+            HEART.progress()
 
     def _adapter(self, slot: Slot, mounted: Mounted) -> Adapter:
         tensors = _arrays(mounted.gather([view.detach() for view in slot.views(slot.weights)]))

@@ -1,0 +1,42 @@
+"""What `lorad doctor` says of processes that outlived their run or pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lorad.cli.database_checks import told
+from lorad.client import Client
+from lorad.errors import DaemonUnreachable, LoradError
+from lorad.paths import Home
+
+SHOWN = 8
+HINT = (
+    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs go on "
+    "meanwhile, and the memory and devices that orphans hold are free then."
+)
+
+
+def orphan_checks(home: Home) -> Iterator[tuple[str, bool, str, str, dict[str, Any]]]:
+    """Name, ok, detail, hint, facts. Without a daemon they are looked for here; nothing is said where one may not tell
+    (a shared daemon tells its admins)."""
+    try:
+        found = Client(home).orphans()
+    except DaemonUnreachable:
+        found = told(home, "--orphans")["orphans"]
+    except LoradError:
+        return
+    shown = [orphan_in_words(orphan) for orphan in found[:SHOWN]]
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    detail = "none" if not found else "outlived their run or pool: " + "; ".join([*shown, *more])
+    yield "orphans", not found, detail, HINT, {"orphans": found}
+
+
+def ended_orphans(home: Home) -> list[dict[str, Any]]:
+    """End all of a home that has no daemon: those that were."""
+    ended: list[dict[str, Any]] = told(home, "--end-orphans")["orphans"]
+    return ended
+
+
+def orphan_in_words(orphan: dict[str, Any]) -> str:
+    return f"pid {orphan['pid']} of {orphan['user']}: {orphan['command']}"

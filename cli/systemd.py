@@ -1,0 +1,175 @@
+"""The unit by which systemd looks after the daemon: its text, where it lies, and the commands about it.
+
+`KillMode=process`: stopping or restarting the unit ends the daemon alone; runs, pools and the gateway go on. So does a
+run that the kernel killed for memory (`OOMPolicy=continue`). A unit holds no secrets: of the environment it takes over
+KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorad.errors import Conflict, NotFound, StorageError
+from lorad.paths import Home
+
+MARKER = "# Written by `lorad daemon install`, which may write it anew: put what is yours into a drop-in"
+NAME = "lorad.service"
+BOOTED = Path("/run/systemd/system")  # as sd_booted(3)
+SYSTEM_UNITS, SYSTEM_HOME = Path("/etc/systemd/system"), Path("/var/lib/lorad")
+WANTS = {False: "default.target", True: "multi-user.target"}
+KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
+COMMAND_SECONDS = 60.0
+TEXT = """{marker} ({name}.d/*.conf).
+[Unit]
+Description=lorad, LoRA reinforcement learning on this machine
+StartLimitIntervalSec=300
+StartLimitBurst=10
+
+[Service]
+Type=exec
+ExecStart={command}
+WorkingDirectory=/
+{environment}
+EnvironmentFile=-{file}
+KillMode=process
+TimeoutStopSec=30
+Restart=on-failure
+RestartSec=2
+OOMPolicy=continue
+TasksMax=infinity
+{system}
+[Install]
+WantedBy={target}
+"""
+SERVICE_USER = """# As root it starts the processes of each run as the user who submitted it. So can a service user:
+# User=lorad
+# AmbientCapabilities=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The user's own, or the one of the whole machine."""
+
+    path: Path
+    home: Path
+    system: bool
+
+    @property
+    def systemctl(self) -> list[str]:
+        return ["systemctl"] if self.system else ["systemctl", "--user"]
+
+    @property
+    def next_commands(self) -> list[list[str]]:
+        """What lets systemd take it up."""
+        return [[*self.systemctl, "daemon-reload"], [*self.systemctl, "enable", "--now", "lorad"]]
+
+    def text(self, environment: Mapping[str, str]) -> str:
+        kept = {name: environment[name] for name in KEPT if environment.get(name)}
+        settings = {"LORAD_HOME": str(self.home), **({} if self.system else kept)}
+        command = [sys.executable, "-m", "lorad.daemon", *(["--system"] if self.system else [])]
+        return TEXT.format(
+            marker=MARKER,
+            name=NAME,
+            command=" ".join(quoted(word).replace("$", "$$") for word in command),
+            environment="\n".join(f"Environment={quoted(f'{name}={value}')}" for name, value in settings.items()),
+            file=str(self.home / "daemon.env").replace("%", "%%"),
+            system=SERVICE_USER if self.system else "",
+            target=WANTS[self.system],
+        )
+
+    def is_installed(self) -> bool:
+        """There is one that `install` wrote for this home."""
+        return self.path.is_file() and self.is_ours() and home_line(self.home) in self.path.read_text().splitlines()
+
+    def is_ours(self) -> bool:
+        return self.path.read_text(errors="replace").startswith(MARKER)
+
+    def is_reachable(self) -> bool:
+        """The systemd that it is meant for runs, and can be asked by this process."""
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        return BOOTED.is_dir() and (self.system or Path(runtime, "systemd/private").exists())
+
+
+def unit_of(home: Home, *, system: bool) -> Unit:
+    """The machine's serves /var/lib/lorad unless LORAD_HOME says otherwise."""
+    if system:
+        root = home.root if os.environ.get("LORAD_HOME") else SYSTEM_HOME
+        return Unit(SYSTEM_UNITS / NAME, root, system=True)
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return Unit(config / "systemd/user" / NAME, home.root, system=False)
+
+
+def write_unit(unit: Unit, *, force: bool = False) -> None:
+    """Put it in place, whole. Raises Conflict where another one is, StorageError."""
+    if unit.path.exists() and not unit.is_installed() and not force:
+        whose = "serves another home" if unit.is_ours() else "was not written by lorad"
+        raise Conflict(f"{unit.path} is there and {whose}", hint="Look at it; `--force` replaces it.")
+    temporary = unit.path.with_name(f".{unit.path.name}.tmp")
+    try:
+        unit.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(unit.text(os.environ))
+        temporary.chmod(0o644)
+        temporary.rename(unit.path)
+    except OSError as error:
+        hint = "A unit of the machine is root's to write: `sudo`." if unit.system else "Mend the directory's mode."
+        raise StorageError(f"{unit.path} cannot be written: {error.strerror}", hint=hint) from error
+
+
+def remove_unit(unit: Unit) -> None:
+    """Raises NotFound where there is none, Conflict where it is not lorad's, StorageError."""
+    if not unit.path.exists():
+        raise NotFound(f"there is no {unit.path}", hint="`lorad daemon install` writes it.")
+    if not unit.is_ours():
+        raise Conflict(f"{unit.path} was not written by lorad", hint="Remove it yourself if it is to go.")
+    try:
+        unit.path.unlink()
+        (unit.path.parent / f"{WANTS[unit.system]}.wants" / NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{unit.path} cannot be removed: {error.strerror}", hint="Is it root's?") from error
+
+
+def tell_systemd(*commands: Sequence[str]) -> None:
+    """Run them one after the other. Raises Conflict with the words of the first that fails."""
+    for command in commands:
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip() or f"it exited with {error.returncode}"
+            raise Conflict(
+                f"`{' '.join(command)}` failed: {said}", hint="`journalctl --user -u lorad` says more."
+            ) from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Conflict(f"`{' '.join(command)}` failed: {error}", hint="Is systemd running here?") from error
+
+
+def start_by_unit(home: Home) -> bool:
+    """Whether systemd has begun to start the daemon of `home`, by a unit that `install` wrote for it.
+
+    So a daemon that `lorad run` starts from an SSH session does not end with that session.
+    """
+    for unit in (unit_of(home, system=system) for system in (False, True)):
+        if unit.is_installed() and unit.is_reachable() and (os.getuid() == 0 or not unit.system):
+            try:
+                tell_systemd([*unit.systemctl, "start", "lorad"])
+            except Conflict:
+                return False
+            return True
+    return False
+
+
+def home_line(home: Path) -> str:
+    return f"Environment={quoted(f'LORAD_HOME={home}')}"
+
+
+def quoted(word: str) -> str:
+    """As systemd.syntax(7) reads it: in double quotes where need be, with its specifiers doubled."""
+    plain = word.replace("%", "%%")
+    if plain and not set(plain) & set(" \t\"'\\;"):
+        return plain
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

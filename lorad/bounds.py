@@ -1,0 +1,59 @@
+"""How much lorad takes from anybody: one place for every limit on what users, their code and their files can feed it.
+
+All are far above what is of use. What is beyond them is refused in words, or cut where a run must not fail for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# Requests to the daemon
+BODY_BYTES = 4 * MIB  # of JSON; beyond: 413
+STREAM_BYTES = 64 * KIB  # of events, written to a follower at a time; what it has not read waits in the database
+
+# Specs and config.yaml
+SPEC_BYTES = 1 * MIB
+YAML_NODES = 10_000  # keys, values and lists, aliases counted each time
+YAML_DEPTH = 32
+YAML_ALIASES = 20
+YAML_DIGITS = 40  # of one number
+OVERRIDES = 256
+
+# Journals: what a driver, or code that it runs, can feed
+RECORD_BYTES = 8 * MIB  # one record; a step of 100,000 prompts fits
+METRICS = 256  # of one step: the first by name stay
+METRIC_NAME = 128  # characters
+EVENT_BYTES = 256 * KIB  # what of a record is told beside the ids of its prompts
+TEXT = 16 * KIB  # characters of a text in words: a warning, a reason, an attestation
+
+# Files of samples and logs, when they are shown
+SAMPLES_BYTES = 1 * GIB  # the file of one step
+SAMPLE_TEXT = 256 * KIB  # characters of one text in an answer
+ANSWER_BYTES = 64 * MIB  # of samples in one answer
+LINE_CHARACTERS = 16 * KIB  # of one line of a log
+
+# Files of adapters and models
+ADAPTER_BYTES = 16 * GIB  # rank 256 on every linear of 70 billion parameters is 13 GiB in fp32
+ADAPTER_HEADER = 32 * MIB  # 14,000 tensors of a large mixture of experts need 5 MiB
+JSON_BYTES = 64 * MIB  # a JSON file of an adapter or a model
+SECRET_BYTES = 64 * KIB
+SPARSE = 16 * MIB  # holes in files smaller than this hurt nobody
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of connections: seconds, and how many.
+
+    head: from a request's first byte, or from the connection's beginning, to the end of its headers. body: from there
+    to its last byte. idle: between two requests. write: without a byte taken by the reader. of_one: user; of_own: of
+    the user that the process itself belongs to, who could as well end it. A look every second adds up to one.
+    """
+
+    head: float = 9.0
+    body: float = 9.0
+    idle: float = 30.0
+    write: float = 30.0
+    of_one: int = 64
+    of_own: int = 512

@@ -1,0 +1,137 @@
+"""Who may do what: each route says how close the caller must be to what it is about.
+
+A daemon of one user lets nobody else in, and whoever is in may do everything. In a shared one (`--system`) the owner of
+a run, and with it of its versions, acts on it; an alias belongs to who made it, a pool to the owner of its runs; others
+read (`sharing.read: all`) or do not; admins do everything: root, the daemon's own user and `sharing.admins`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from lorad.daemon.context import Context
+from lorad.daemon.identity import name_of
+from lorad.daemon.request import Call, Caller
+from lorad.daemon.versions import find_version
+from lorad.errors import NotAllowed
+from lorad.store import aliases, runs
+from lorad.store.db import Row
+
+
+class Access(StrEnum):
+    """any: everybody who may connect; read: who may see the run, version or alias; own: its owner and admins."""
+
+    ANY = "any"
+    READ = "read"
+    OWN = "own"
+    ADMIN = "admin"
+
+
+class Subject(NamedTuple):
+    """What a request is about."""
+
+    what: str
+    owner_uid: int
+
+
+def authorize(ctx: Context, call: Call, access: Access) -> None:
+    """Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`."""
+    if not ctx.system or access is Access.ANY or is_admin(ctx, call.caller):
+        return
+    if access is Access.ADMIN:
+        raise NotAllowed(f"{call.caller.name} is no admin of this daemon", hint=f"Ask one of: {admins(ctx)}.")
+    if (subject := subject_of(ctx, call)) is not None:
+        refuse(ctx, call.caller, subject, access)
+
+
+def subject_of(ctx: Context, call: Call) -> Subject | None:
+    """None: there is no such alias or pool, or the request is about no single thing. Raises NotFound.
+
+    Where the path names something, a `run` of the query means nothing: anybody may write one there.
+    """
+    named = call.request.match_info
+    if run := named.get("run") or (None if named else call.text("run")):
+        return of_run(runs.get(ctx.store, run))
+    if version := named.get("version"):
+        return of_run(runs.get(ctx.store, find_version(ctx, version)["run"]))
+    if alias := aliases.find(ctx.store, named.get("alias", "")):
+        return of_alias(ctx, alias)
+    pool = ctx.pools.get(named.get("pool", ""))
+    return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None
+
+
+def of_run(run: Row) -> Subject:
+    return Subject(f"run {run['name']}", run["owner_uid"])
+
+
+def of_alias(ctx: Context, alias: Row) -> Subject:
+    """One that was made when there were no owners belongs to that of the run that it serves."""
+    owner = alias["owner_uid"]
+    return Subject(f"alias {alias['alias']}", runs.get(ctx.store, alias["run"])["owner_uid"] if owner < 0 else owner)
+
+
+def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> None:
+    """Raises NotAllowed."""
+    owner = name_of(subject.owner_uid)
+    if access is Access.READ and not sees(ctx, caller, subject.owner_uid):
+        hint = f"Here only owners see what is theirs (sharing.read). Ask {owner}, or an admin: {admins(ctx)}."
+        raise NotAllowed(f"{subject.what} belongs to {owner}", hint=hint)
+    if access is Access.OWN and not owns(ctx, caller, subject.owner_uid):
+        hint = f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of your own of."
+        raise NotAllowed(f"{subject.what} belongs to {owner}; you are {caller.name}", hint=hint)
+
+
+def must_own(ctx: Context, caller: Caller, *subjects: Subject) -> None:
+    """Raises NotAllowed."""
+    for subject in subjects:
+        refuse(ctx, caller, subject, Access.OWN)
+
+
+def must_see(ctx: Context, caller: Caller, run: Row) -> Row:
+    """The run. Raises NotAllowed."""
+    refuse(ctx, caller, of_run(run), Access.READ)
+    return run
+
+
+def is_admin(ctx: Context, caller: Caller) -> bool:
+    return not ctx.system or caller.uid in (0, os.geteuid()) or caller.name in ctx.config.sharing.admins
+
+
+def owns(ctx: Context, caller: Caller, owner_uid: int) -> bool:
+    return caller.uid == owner_uid or is_admin(ctx, caller)
+
+
+def sees(ctx: Context, caller: Caller, owner_uid: int) -> bool:
+    return ctx.config.sharing.read == "all" or owns(ctx, caller, owner_uid)
+
+
+def sees_all(ctx: Context, caller: Caller) -> bool:
+    return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
+
+
+def seen(ctx: Context, caller: Caller, rows: Iterable[Row]) -> list[Row]:
+    """Of rows that have an owner_uid (of runs and sweeps), those that the caller may see."""
+    return [row for row in rows if sees(ctx, caller, row["owner_uid"])]
+
+
+def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[Row]) -> list[Row]:
+    """Of rows that have a run (versions, aliases, events), those of runs that the caller may see; a run that is gone
+    is nobody's."""
+    if sees_all(ctx, caller):
+        return list(rows)
+    mine = {row["name"] for row in ctx.store.rows("SELECT name FROM runs WHERE owner_uid = ?", (caller.uid,))}
+    return [row for row in rows if row["run"] in mine]
+
+
+def seen_aliases(ctx: Context, caller: Caller) -> list[Row]:
+    """One's own, and those of runs that the caller may see."""
+    rows = aliases.aliases(ctx.store)
+    by_run = {row["alias"] for row in seen_by_run(ctx, caller, rows)}
+    return [row for row in rows if row["alias"] in by_run or row["owner_uid"] == caller.uid]
+
+
+def admins(ctx: Context) -> str:
+    return ", ".join(dict.fromkeys(["root", *ctx.config.sharing.admins]))

@@ -1,0 +1,14 @@
+"""Processes of this home that no attempt accounts for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from lorad.daemon.context import Context
+from lorad.daemon.orphans import find_orphans
+from lorad.daemon.request import Call
+
+
+async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(find_orphans, ctx.home)

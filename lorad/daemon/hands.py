@@ -1,0 +1,38 @@
+"""Threads that work for one user each: whoever stops their own pool, or has a disk that hangs, holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from lorad.errors import Conflict
+
+T = TypeVar("T")
+AT_ONCE = 8  # of one user
+MOST = 256  # with those that wait: a request that nobody waits for any more goes on
+
+
+class Hands:
+    """All use of it belongs to the event loop; what it runs does not."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, ThreadPoolExecutor] = {}
+        self._busy: Counter[int] = Counter()
+
+    async def do(self, uid: int, work: Callable[[], T]) -> T:
+        """`work` in a thread of the user's. Raises what it raises, and Conflict for one who has too much under way."""
+        if self._busy[uid] >= MOST:
+            raise Conflict(f"{MOST} requests about what is user {uid}'s are under way", hint="Try again in a moment.")
+        threads = self._threads.setdefault(uid, ThreadPoolExecutor(AT_ONCE, f"user-{uid}"))
+        self._busy[uid] += 1
+        future = threads.submit(work)
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._done, uid))
+        return await asyncio.wrap_future(future)
+
+    def _done(self, uid: int) -> None:
+        self._busy[uid] -= 1
+        self._busy += Counter()  # forget who has none

@@ -1,0 +1,118 @@
+"""Finds processes that live and do nothing, by their heartbeats, and ends them: the run goes on as after any loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.processes import is_same, read_status, write_json
+from lorad.daemon.pulse import Pulse, was_away
+from lorad.daemon.stacks import dump_stacks
+from lorad.paths import AttemptDir
+from lorad.protocol.heartbeat import read_beat
+from lorad.states import RunState
+from lorad.store import runs
+
+log = logging.getLogger("lorad.daemon")
+
+LOOK_SECONDS = 2.0
+ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+
+
+def heal(ctx: Context) -> None:
+    """Look at every driver that works and every pool that is up; put down who hangs. Without a heartbeat, as on a disk
+    that was full, or of an earlier lorad, a process is judged by its life alone."""
+    now, limits = time.monotonic(), ctx.config.supervision
+    if now - ctx.looked_at < min(LOOK_SECONDS, limits.hang / 4):
+        return
+    away, ctx.looked_at = was_away(ctx.looked_at, now, limits), now
+    there = dict(watched(ctx))
+    ctx.pulses = {attempt: pulse for attempt, pulse in ctx.pulses.items() if attempt in there}
+    for attempt, name in there.items():
+        trouble = look(ctx, attempt, now, away)
+        if trouble and attempt not in ctx.put_down and not is_full(attempt):
+            ctx.put_down.add(attempt)
+            ctx.spawn(put_down(ctx, attempt, name))
+
+
+def watched(ctx: Context) -> Iterator[tuple[AttemptDir, str]]:
+    """Pools come first: who waits for one that hangs is lost with it."""
+    for pool in ctx.pools.values():
+        if pool.process.phase == "alive":
+            yield pool.attempt(), f"pool {pool.id}"
+    for run in runs.in_states(ctx.store, *ACTIVE):
+        yield attempt_dir(run), "the driver"
+
+
+def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
+    """What is wrong with the process, in words; "" when nothing is."""
+    beat, pulse = read_beat(attempt.heartbeat), ctx.pulses.get(attempt)
+    if beat is None:
+        return ""
+    if pulse is None:
+        ctx.pulses[attempt] = Pulse(beat, now, now, attempt.killed.exists())
+        return ""
+    if pulse.doubted and beat != pulse.beat:  # the earlier daemon did not come to it
+        pulse.doubted = False
+        attempt.killed.unlink(missing_ok=True)
+    pulse.see(beat, now)
+    if away:
+        pulse.begin_again(now)
+    return pulse.trouble(now, ctx.config.supervision)
+
+
+def is_full(attempt: AttemptDir) -> bool:
+    """Whether its disk takes nothing more, perhaps not even a heartbeat."""
+    try:
+        return os.statvfs(attempt.work).f_bavail == 0
+    except OSError:
+        return True
+
+
+async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
+    """Write down where it hangs and why it ends, then kill it. Whoever comes back meanwhile is left alone."""
+    try:
+        if ctx.processes.inspect(attempt).phase != "alive":
+            return
+        with contextlib.suppress(OSError):  # a log that takes nothing saves nobody
+            await asyncio.to_thread(dump_stacks, attempt)
+        now = time.monotonic()
+        if not (trouble := look(ctx, attempt, now)):
+            return
+        why = f"{name} {trouble}; killed"
+        log.warning("%s: %s", attempt.root, why)
+        with contextlib.suppress(OSError):
+            write_json(attempt.killed, {"why": why, "at": time.time()})
+        ctx.processes.kill_group(attempt)
+        wake_shim(attempt)
+        if pulse := ctx.pulses.get(attempt):
+            pulse.begin_again(now)  # it is killed again, should it still be there then
+    finally:
+        ctx.put_down.discard(attempt)
+
+
+def wake_shim(attempt: AttemptDir) -> None:
+    """It tells the end, so it must not be stopped itself."""
+    status = read_status(attempt) or {}
+    with contextlib.suppress(KeyError, OSError):
+        fd = os.pidfd_open(status["shim_pid"])
+        try:
+            if is_same(status["shim_pid"], status["shim_start_time"], status["boot_id"]):
+                signal.pidfd_send_signal(fd, signal.SIGCONT)
+        finally:
+            os.close(fd)
+
+
+def killed_for(attempt: AttemptDir) -> str:
+    """Why the daemon killed the process, or was about to; "" when it did not."""
+    try:
+        return str(json.loads(attempt.killed.read_bytes())["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,95 @@
+"""What one user may have at a time: devices, runs that work, bytes on disk. Who has more waits, and is told why.
+
+A run over a limit claims nothing: those behind it in the queue go on as if it were not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lorad.daemon.context import Context
+from lorad.daemon.devices import Device
+from lorad.daemon.disks import bytes_of
+from lorad.daemon.holders import user_name
+from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.tenants import ACTIVE, tenants_of
+from lorad.store.db import Row
+from lorad.text import size
+
+MEASURE_SECONDS = 60.0
+
+
+def over_limit(ctx: Context, run: Row) -> str:
+    """Which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
+    limit, user = ctx.config.queue.limit_of(run["owner"]), run["owner"]
+    if limit.runs is not None and (working := working_runs(ctx, run["owner_uid"])) >= limit.runs:
+        return f"{user} has {working} of {limit.runs} runs working"
+    return over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
+
+
+def working_runs(ctx: Context, uid: int) -> int:
+    marks = ", ".join("?" for _ in ACTIVE)
+    sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
+    return int((ctx.store.row(sql, (uid, *ACTIVE)) or {"runs": 0})["runs"])
+
+
+def over_disk(ctx: Context, run: Row, limit: int) -> str:
+    measure(ctx)
+    used = ctx.disks.used.get(run["owner_uid"])
+    if used is None:
+        return f"looks how much {run['owner']}'s runs take on disk"
+    if used < limit:
+        return ""
+    return f"{run['owner']}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
+
+
+def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str) -> tuple[str, list[Pool]]:
+    """Why a pool's owner may not have these devices as well, and which idle pools of theirs could end; "" if they may.
+
+    A pool that is up already takes no more than it has.
+    """
+    limit = ctx.config.queue.limit_of(user).devices
+    if limit is None:
+        return "", []
+    theirs = [pool for pool in ctx.pools.values() if pool.setup.owner == setup.owner and is_used(ctx, pool)]
+    if any(pool.setup.key == setup.key for pool in theirs):
+        return "", []
+    held, asked = {name for pool in theirs for name in pool.setup.names}, {device.name for device in devices}
+    if len(held | asked) <= limit:
+        return "", []
+    idle = [pool for pool in theirs if not (tenants_of(ctx, pool) or pool.serves or pool.guests)]
+    more = f", it needs {len(asked)}" if len(asked) > 1 else ""
+    return f"{user} has {len(held)} of {limit} device{'' if limit == 1 else 's'}{more}", idle
+
+
+def is_used(ctx: Context, pool: Pool) -> bool:
+    """It is up, or will be in a moment."""
+    return pool.process.is_up or bool(tenants_of(ctx, pool))
+
+
+def user_of(run: Row | None, setup: PoolSetup) -> str:
+    return str(run["owner"]) if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
+
+
+def measure(ctx: Context) -> None:
+    """Begin to measure, unless that was done in the last minute or is under way."""
+    if ctx.disks.is_measured or time.monotonic() - ctx.disks.at < MEASURE_SECONDS:
+        return
+    rows = ctx.store.rows("SELECT owner_uid, directory FROM runs")
+    directories: dict[int, list[Path]] = {}
+    for row in rows:
+        directories.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
+    ctx.disks.is_measured = True
+    ctx.spawn(measured(ctx, directories))
+
+
+async def measured(ctx: Context, directories: dict[int, list[Path]]) -> None:
+    try:
+        ctx.disks.used = {uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()}
+    finally:
+        ctx.disks.at, ctx.disks.is_measured = time.monotonic(), False
+        ctx.waker.poke()

@@ -1,0 +1,82 @@
+"""What is counted since the daemon began: answers, swaps, and who follows events."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from msgspec import Struct
+
+BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+FOLLOWED = "/v1/events"
+METHODS = frozenset({"GET", "POST", "DELETE"})
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Histogram:
+    """Seconds, by upper bound; the last count is of all that were longer."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    sum: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.sum += seconds
+        self.counts[next((n for n, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))] += 1
+
+
+class Totals(Struct, frozen=True):
+    """Of all rows of `steps` up to a rowid."""
+
+    rowid: int = 0
+    steps: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    published: int = 0
+    publish_seconds: float = 0.0
+
+
+@dataclass
+class Meter:
+    """answers: by method and status. requests: how long they took, but for events, which are followed for ever."""
+
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    requests: Histogram = field(default_factory=Histogram)
+    swaps: Histogram = field(default_factory=Histogram)
+    failed_swaps: int = 0
+    followers: int = 0
+    totals: Totals = field(default_factory=Totals)
+
+
+def metered(meter: Meter) -> Middleware:
+    """The middleware that counts every answer."""
+
+    @web.middleware
+    async def count(request: web.Request, handler: Answer) -> web.StreamResponse:
+        started, status, follows = time.monotonic(), 500, request.path == FOLLOWED
+        meter.followers += follows
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            meter.followers -= follows
+            meter.answers[request.method if request.method in METHODS else "other", status] += 1
+            seconds = time.monotonic() - started
+            if not follows:
+                meter.requests.observe(seconds)
+            if request.method == "POST" and request.path.startswith("/v1/aliases/"):
+                note_swap(meter, seconds, status)
+
+    return count
+
+
+def note_swap(meter: Meter, seconds: float, status: int) -> None:
+    if status < 400:
+        meter.swaps.observe(seconds)
+    elif status >= 500:
+        meter.failed_swaps += 1

@@ -1,0 +1,84 @@
+"""Questions to the database that do not hold up the event loop: read-only connections, each in a thread of its own.
+
+A read sees everything that was committed before it began, so whoever has the answer to a POST reads what it did. While
+reads overlap for ever the WAL could never begin again: when it is large, new reads wait for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from lorad.store.db import Reader, Store
+
+T = TypeVar("T")
+THREADS = 4
+WAL_BYTES = 16 << 20  # from here on it is emptied when nobody reads
+WAL_TOO_LARGE = 64 << 20  # ... and nobody begins to read until it is
+
+
+class Readers:
+    """All use of it belongs to the event loop; what it runs does not."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._wal = store, store.path.with_name(store.path.name + "-wal")
+        self._threads = ThreadPoolExecutor(THREADS, "reader")
+        self._own = threading.local()
+        self._opened: list[Reader] = []
+        self._open = asyncio.Event()
+        self._open.set()
+        self.active = 0
+
+    async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """`question(rows, *arguments, **options)` in a thread, as of one moment. Raises what it raises."""
+        async with self._counted():
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, lambda: self._ask(question, *arguments, **options))
+
+    def _ask(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        if not hasattr(self._own, "reader"):
+            self._own.reader = Reader(self._store.path)
+            self._opened.append(self._own.reader)
+        with self._own.reader.at_once() as reader:
+            return question(reader, *arguments, **options)
+
+    @contextlib.asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        while not self._open.is_set():
+            await self._open.wait()
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+            if not self.active and not self._open.is_set():
+                self.tidy()
+
+    def tidy(self) -> None:
+        """Empty the WAL if it is large and nobody reads; never waits. Called by the loop of the daemon, again and
+        again."""
+        size = self.wal_bytes()
+        if size > WAL_TOO_LARGE:
+            self._open.clear()
+        if size > WAL_BYTES and not self.active:
+            self._store.empty_wal()
+        if not self.active or size <= WAL_TOO_LARGE:
+            self._open.set()
+
+    def wal_bytes(self) -> int:
+        try:
+            return self._wal.stat().st_size
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        self._open.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for reader in self._opened:
+            with contextlib.suppress(sqlite3.Error):
+                reader.close()

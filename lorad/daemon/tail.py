@@ -1,0 +1,66 @@
+"""The newest events, read and encoded once for all who follow them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from lorad.bounds import STREAM_BYTES
+from lorad.store import events
+from lorad.store.db import Row, Store
+
+PAGE = 16  # events read from the database at a time: many who are behind take turns
+KEPT_LINES, KEPT_BYTES = 4096, 8 << 20
+
+
+class Line(NamedTuple):
+    """One event as followers get it."""
+
+    id: int
+    run: str | None
+    text: bytes
+
+
+class Tail:
+    """Whoever is behind what it holds is served from the database, page by page."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lines: deque[Line] = deque()
+        self._bytes = 0
+        self._before = self._newest = events.last_id(store)  # ids: all after the first, up to the second, are held
+
+    def after(self, cursor: int, run: str | None) -> list[Line]:
+        """Some events with larger ids, in order; none when there is none. Of `run`: not those of a removed namesake."""
+        self._catch_up()
+        if cursor < self._before:
+            return [line_of(row) for row in events.after(self._store, cursor, run, PAGE)] or self._held(cursor, run)
+        return self._held(cursor, run)
+
+    def _held(self, cursor: int, run: str | None) -> list[Line]:
+        first = 0
+        if run is not None and (row := self._store.row("SELECT first_event FROM runs WHERE name = ?", (run,))):
+            first = row["first_event"]
+        found, size = list[Line](), 0
+        for line in self._lines:
+            if line.id > cursor and line.id >= first and run in (None, line.run):
+                found.append(line)
+                if (size := size + len(line.text)) >= STREAM_BYTES:
+                    break
+        return found
+
+    def _catch_up(self) -> None:
+        while rows := events.after(self._store, self._newest, None, PAGE):
+            for line in map(line_of, rows):
+                self._lines.append(line)
+                self._bytes += len(line.text)
+            self._newest = self._lines[-1].id
+            while len(self._lines) > KEPT_LINES or (self._bytes > KEPT_BYTES and len(self._lines) > 1):
+                gone = self._lines.popleft()
+                self._before, self._bytes = gone.id, self._bytes - len(gone.text)
+
+
+def line_of(row: Row) -> Line:
+    return Line(row["id"], row["run"], msgspec.json.encode(row) + b"\n")

@@ -1,0 +1,71 @@
+"""Reading files that somebody else made: never blocks on a pipe or device, never takes more than it should.
+
+Everything raises OSError, whose `strerror` says what it is instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from lorad.bounds import SPARSE
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a link",
+}
+
+
+def open_file(path: Path, *, links: bool = True) -> BufferedReader:
+    """A regular file, open for reading. links: whether `path` itself may be a symbolic link."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise _refused(path, "a link, not a file") from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise _refused(path, "not a file") from None
+        raise
+    except ValueError:  # Python's own words for a NUL in a path
+        raise _refused(path, "no name of a file") from None
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            raise _refused(path, f"{_KINDS.get(kind, 'something')}, not a file")
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: Path, limit: int, *, links: bool = True) -> bytes:
+    """All of a regular file of at most `limit` bytes."""
+    with open_file(path, links=links) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(limit + 1) if size <= limit else b""
+        if size > limit or len(data) > limit:
+            raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
+        return data
+
+
+def refuse_sparse(file: BufferedReader, path: Path) -> None:
+    """Of a large file, every byte is on disk: one that is mostly a hole takes memory and time, and nothing to make."""
+    there = os.fstat(file.fileno())
+    if there.st_size < SPARSE or 512 * there.st_blocks >= there.st_size:
+        return
+    if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < there.st_size:  # else compressed, or not written out yet
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        raise _refused(path, f"sparse: nothing was written at byte {hole} of {there.st_size}", errno.EFBIG)
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+
+
+def _refused(path: Path, what: str, number: int = errno.EINVAL) -> OSError:
+    return OSError(number, what, str(path))

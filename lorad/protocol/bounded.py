@@ -1,0 +1,176 @@
+"""HTTP connections that cost no more than they should: each has its deadlines, and each user a number of them.
+
+aiohttp waits for ever for the first byte of a request, for the rest of its head, and for a reader that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections import Counter
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from lorad.bounds import Bounds
+from lorad.errors import Conflict, LoradError, SpecError, to_wire
+from lorad.protocol.listener import uid_of
+
+LOOK = 1.0  # seconds between two looks at all connections
+LINGER = 0.5  # seconds for which what a refused request still sends is read
+REFUSED = 1.0  # seconds for which a connection too many may ask, to be told why not
+EVERYBODY = 0.75  # share of the process's file descriptors
+ADVICE = "Use the lorad command or lorad.client."
+
+
+class Doorkeeper:
+    """Makes the protocol of each connection of `server`, and looks at all of them while there are any."""
+
+    def __init__(self, server: web.Server | None, bounds: Bounds) -> None:
+        assert server is not None
+        self.server, self.bounds = server, bounds
+        self.there: dict[Guarded, int | None] = {}  # uid
+        self._counts: Counter[int | None] = Counter()
+        self._is_looking = False
+        self._most = int(EVERYBODY * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    def __call__(self) -> RequestHandler:
+        return Guarded(self)
+
+    def let_in(self, guarded: Guarded, uid: int | None) -> str:
+        """Why it is refused; "" when it is not."""
+        if not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_later(LOOK, self._look)
+        self.there[guarded] = uid
+        self._counts[uid] += 1
+        if self._counts[uid] > (most := self.most(uid)):
+            return f"{most} connections are open already" + ("" if uid is None else f" for uid {uid}")
+        return f"{self._most} connections are open already" if len(self.there) > self._most else ""
+
+    def most(self, uid: int | None) -> int:
+        """Connections of a user. uid: None for TCP, where nobody is known before a request is read."""
+        return self.bounds.of_own if uid in (None, os.getuid()) else self.bounds.of_one
+
+    def let_go(self, guarded: Guarded) -> None:
+        if guarded in self.there:
+            self._counts[self.there.pop(guarded)] -= 1
+            self._counts += Counter()  # forget who has none
+
+    def is_flooded(self, uid: int | None) -> bool:
+        """By one who does not take the answer that it is too many."""
+        return self._counts[uid] > 2 * self.most(uid) or len(self.there) > self._most + 64
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._is_looking = bool(self.there)
+        if self._is_looking:
+            loop.call_later(LOOK, self._look)
+        for guarded in list(self.there):
+            guarded.look(loop.time())
+
+
+class Guarded(RequestHandler):
+    """A connection, its reasons to be dropped, and words for them."""
+
+    def __init__(self, door: Doorkeeper) -> None:
+        super().__init__(door.server, loop=asyncio.get_running_loop(), **door.server._kwargs)
+        self._door, self._refusal = door, ""
+        self._silent_since = self._moved_at = 0.0  # loop time: no request under way since; the reader took something at
+        self._head_since: float | None = None
+        self._unsent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._silent_since = self._loop.time()
+        peer = transport.get_extra_info("socket")
+        uid = uid_of(peer) if peer is not None and peer.family == socket.AF_UNIX else None
+        self._refusal = self._door.let_in(self, uid)
+        super().connection_made(transport)
+        if self._refusal and self._door.is_flooded(uid):
+            self._drop()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._door.let_go(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            hint = "Close some, or try again in a moment: `lorad list --watch` and `lorad logs -f` keep one each."
+            self._drop(503, Conflict(self._refusal, hint=hint))
+            return
+        before = self._request_count
+        if data and self._head_since is None and not self._is_busy:
+            self._head_since = self._loop.time()
+        super().data_received(data)
+        if self._request_count != before:
+            self._head_since, self._silent_since = None, self._loop.time()
+
+    def look(self, now: float) -> None:
+        """Drop it when it has been waited for long enough."""
+        bounds, transport = self._door.bounds, self.transport
+        if transport is None:
+            return
+        self._note(transport, now)
+        if self._unsent and now - self._moved_at >= bounds.write:
+            transport.abort()
+        elif self._refusal:
+            if now - self._silent_since >= REFUSED:
+                self._drop()
+        elif not self._is_busy:
+            self._look_at_silence(now, bounds)
+
+    def _look_at_silence(self, now: float, bounds: Bounds) -> None:
+        since = self._silent_since if self._head_since is None else self._head_since
+        if now - since < (bounds.idle if self._request_count and self._head_since is None else bounds.head):
+            return
+        error = Conflict(f"no whole request within {bounds.head:.0f} seconds", hint="Send it again, at once.")
+        self._drop(408, None if self._head_since is None else error)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp itself finds wrong, in lorad's words."""
+        if status >= 500 or request.writer.output_size:
+            return super().handle_error(request, status, exc, message)
+        first = (message or "no HTTP").strip().partition("\n")[0]
+        response = _in_words(SpecError(f"the request cannot be read: {first[:200]}", hint=ADVICE), status)
+        response.force_close()
+        return response
+
+    @property
+    def _is_busy(self) -> bool:
+        """A request is under way."""
+        return self._current_request is not None or bool(self._messages)
+
+    def _note(self, transport: asyncio.WriteTransport, now: float) -> None:
+        unsent = transport.get_write_buffer_size()
+        if unsent < self._unsent or not self._unsent:
+            self._moved_at = now
+        self._unsent = unsent
+        if self._is_busy:
+            self._silent_since = now
+
+    def _drop(self, status: int = 0, error: LoradError | None = None) -> None:
+        """At once; `error` gets as far as the reader has room for it."""
+        transport = self.transport
+        if transport is None:
+            return
+        if error is not None:
+            body = msgspec.json.encode({"error": to_wire(error)})
+            head = f"HTTP/1.1 {status} \r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        transport.abort()
+
+
+def _in_words(error: LoradError, status: int) -> web.Response:
+    body = msgspec.json.encode({"error": to_wire(error)})
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def bounded(app: web.Application, **options: Any) -> web.AppRunner:
+    """For connections that a Doorkeeper makes. Nothing is unpacked: a kilobyte of gzip can be a gigabyte."""
+    return web.AppRunner(app, access_log=None, lingering_time=LINGER, auto_decompress=False, **options)

@@ -1,0 +1,126 @@
+"""How a process says that it lives and gets on: a small file that a thread of it overwrites every two seconds.
+
+The file's time tells whether the process is scheduled at all; `progress` whether what it is `doing` gets anywhere.
+Whoever waits for another process that is judged by itself, or by a time-out, is doing nothing meanwhile: of a slow
+machine nobody is to say that it stalls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+BEAT_SECONDS = 2.0
+BYTES = 256  # overwritten in place: a full disk stops no heart
+LOOP_SECONDS = 10.0  # after which an event loop that does not come round is busy with something
+
+
+class Beat(Struct, frozen=True):
+    """progress: grows while everything that is being done gets on; doing: what it is at, "" while it has nothing to
+    do; at: Unix time."""
+
+    at: float
+    progress: int
+    doing: str
+
+
+class Heart:
+    """Beats in a thread from `start` to `stop`, or to the end of the process. Each thread says what it does itself.
+
+    One that hangs is not hidden by another that gets on: `progress` grows when all that are busy have got on since it
+    grew last.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._doing: dict[int, str] = {}  # by thread
+        self._got_on: dict[int, float] = {}
+        self._looped: float | None = None
+        self._progress, self._counted = 0, 0.0
+        self._stopped = threading.Event()
+
+    def start(self, path: Path | None = None) -> None:
+        """A heartbeat that cannot be written ends nothing: the process is then judged by its life alone."""
+        self._path = path or self._path
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def work(self, doing: str) -> None:
+        """This thread has finished something, and `doing` is next; "": nothing is to do."""
+        me = threading.get_ident()
+        self._got_on[me] = time.monotonic()
+        self._doing[me] = doing
+
+    def progress(self) -> None:
+        """A part of what this thread is doing was finished."""
+        self._got_on[threading.get_ident()] = time.monotonic()
+
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[None]:
+        """This thread waits for somebody who is judged by himself, or for no longer than a time-out: nothing is to do
+        here."""
+        before = self._doing.get(threading.get_ident(), "")
+        self.work("")
+        try:
+            yield
+        finally:
+            self.work(before)
+
+    def looped(self) -> None:
+        """The event loop comes round; to be said again and again, once it was said."""
+        self._looped = time.monotonic()
+
+    def beat(self) -> Beat:
+        """As of now; counts."""
+        now, busy = time.monotonic(), {who: doing for who, doing in list(self._doing.items()) if doing}
+        if self._looped is not None and now - self._looped > LOOP_SECONDS:
+            return Beat(time.time(), self._progress, "one turn of its event loop")
+        if all(self._got_on[who] > self._counted for who in busy):
+            self._progress, self._counted = self._progress + 1, now
+        last = min(busy, key=self._got_on.__getitem__, default=None)
+        return Beat(time.time(), self._progress, "" if last is None else busy[last])
+
+    def _beat(self) -> None:
+        try:
+            assert self._path is not None, "a heart needs a file"
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return
+        while True:
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, self._line(), 0)
+            if self._stopped.wait(BEAT_SECONDS):
+                os.close(fd)
+                return
+
+    def _line(self) -> bytes:
+        beat = self.beat()
+        told: dict[str, Any] = {"at": beat.at, "progress": beat.progress, "doing": beat.doing[:100]}
+        return json.dumps(told).encode()[: BYTES - 1].ljust(BYTES - 1) + b"\n"
+
+
+HEART = Heart()
+"""Of this process; it beats once it is started with a path."""
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The last one; None when there is none that can be read. The file may be another user's: it is not trusted."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            told = json.loads(os.read(fd, BYTES))
+        finally:
+            os.close(fd)
+        return Beat(float(told["at"]), int(told["progress"]), str(told["doing"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,20 @@
+"""Structs are learnt before there are threads.
+
+msgspec works out the fields of a Struct when one is decoded for the first time, and meanwhile runs Python code: two
+threads that are first at the same moment end the process by SIGSEGV (seen with msgspec 0.22: a daemon that asked two
+pools at once how they are).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
+    """Those of lorad that were defined so far: how many. For the start of a process, when its modules are imported."""
+    known = 0
+    for struct in base.__subclasses__():
+        if struct.__module__.partition(".")[0] == "lorad":
+            msgspec.json.Decoder(struct)
+            known += 1 + learn_structs(struct)
+    return known

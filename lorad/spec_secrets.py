@@ -1,0 +1,61 @@
+"""Secrets have no place in a spec: it is stored, shown to whoever may see the run, and copied into forks and logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lorad.errors import SpecError
+
+ADVICE = (
+    "Put it into a file that only you can read, and name that: rollout.key_file for servers of your own, "
+    "`secrets: {VARIABLE: file}` in config.yaml for anything that reads its environment."
+)
+
+# Keys by their last words; `eos_token`, `max_new_tokens` and `key_file` are none.
+_KEYS = re.compile(
+    r"(^|_)(passw(or)?d|passphrase|secret|secret_key|private_key|api_?key|access_key|credentials?|"
+    r"(api|auth|access|hf|hub|bearer|session|refresh|wandb|github|gitlab|secret)_?token)$|^(token|auth|authorization)$"
+)
+_VALUES = re.compile(
+    r"(?<![A-Za-z0-9])("
+    r"hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|"
+    r"xox[abprs]-[\w-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+|"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----|[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,100}:[^\s/@]{1,200}@"
+    r")|(?i:bearer\s+[\w.~+/-]{20,})"
+)
+
+
+def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
+    """Raises SpecError, in words that do not hold it. where: dotted key -> `source:line`."""
+    for path, value in _leaves(data, ""):
+        name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
+        kind = "its name says that it is a secret" if _KEYS.search(name) and _is_told(value) else ""
+        if isinstance(value, str) and _VALUES.search(value):
+            kind = "it looks like a secret"
+        if kind:
+            raise SpecError(f"{where.get(path, source)}: {path}: {kind}, and specs are stored and shown", hint=ADVICE)
+
+
+def refuse_secret_text(text: str, source: str) -> None:
+    """Of all that was written, the comments too. Raises SpecError with the line."""
+    if found := _VALUES.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise SpecError(f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=ADVICE)
+
+
+def _is_told(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Dotted key -> value; what is in a list bears the key of the list."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner, path)
+    else:
+        yield path, value

@@ -1,0 +1,175 @@
+"""A database built from facts: the rows that the daemon's journal tells, and the journals of the runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.errors import IntegrityError
+from lorad.protocol.journal import Record, read
+from lorad.store import facts
+from lorad.store.db import Row, Store
+from lorad.store.ingest import Place, set_place
+from lorad.store.limits import bounded
+from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
+
+Key = tuple[Any, ...]
+OF_A_RUN = ("attempts", "versions", "checkpoints")
+COLLECTED = """
+CREATE TEMP TABLE collected (at REAL, source INTEGER, n INTEGER, id INTEGER, told REAL, run TEXT, kind TEXT, data TEXT)
+"""
+
+
+@dataclass
+class Tables:
+    """Rows by table and key, in the order in which they came to be."""
+
+    rows: dict[str, dict[Key, Row]] = field(default_factory=lambda: {table: {} for table in KEYS})
+
+    def apply(self, change: Change) -> None:
+        """As if it were committed."""
+        for table, keys in change.gone.items():
+            for key in keys:
+                self.forget(table, tuple(key))
+        for table, rows in change.rows.items():
+            for row in rows if table in KEYS else ():
+                self.put(table, row)
+
+    def put(self, table: str, row: Row) -> None:
+        """Key and some columns of a row."""
+        self.rows[table].setdefault(tuple(row[column] for column in KEYS[table]), {}).update(row)
+
+    def forget(self, table: str, key: Key) -> None:
+        self.rows[table].pop(key, None)
+        for other in OF_A_RUN if table == "runs" else ():
+            self.rows[other] = {k: row for k, row in self.rows[other].items() if k[0] != key[0]}
+
+
+def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: int) -> list[str]:
+    """Fill an empty database; journals: of the runs in `tables` that have one; number: of the newest change that it
+    has. What could not be taken over, in words."""
+    told: list[str] = []
+    with store.write() as connection:
+        connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute(COLLECTED)
+        rows = tables.rows
+        insert(connection, "runs", rows["runs"].values(), told)
+        for source, (run, journal) in enumerate(journals.items(), 1):
+            told += take_in(store, connection, run, journal, source)
+        insert(connection, "attempts", rows["attempts"].values(), told)
+        for table in ("versions", "checkpoints"):
+            change(connection, table, rows[table].values())
+        counted: Iterable[Row] = ({k: row[k] for k in ("name", "attempt") if k in row} for row in rows["runs"].values())
+        change(connection, "runs", counted)
+        for table in ("aliases", "alias_moves", "sweeps"):
+            insert(connection, table, rows[table].values(), told)
+        collect(connection, (as_collected(event) for event in rows["events"].values()), 0)
+        number_events(connection)
+        connection.execute("DROP TABLE collected")
+    return told
+
+
+def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int) -> Iterator[str]:
+    """The rows of a run's journal, as `ingest` makes them, and its events, to be put in order later."""
+    last: list[tuple[Record, int]] = []
+    after, found = 0, list[tuple[Any, ...]]()
+    for record, offset in read(journal):
+        if record.seq <= after:
+            continue
+        after = record.seq
+        try:
+            record, _ = bounded(record)
+            facts.put(connection, run, record)
+        except (KeyError, TypeError, OverflowError, IntegrityError, sqlite3.IntegrityError) as error:
+            yield f"record {record.seq} of {journal} is not understood: {error!r}"
+            break
+        if record.kind in TOLD_BY_RUNS:
+            data = msgspec.json.encode(facts.event_data(record)).decode()
+            found.append((None, record.at, run, record.kind, data))
+        last = [*last[-1:], (record, offset)]
+    collect(connection, found, source)
+    facts.summarize(store, connection, run)
+    set_place(connection, run, last, Place())
+
+
+def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
+    """Columns that this schema does not have are left out."""
+    known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    for row in rows:
+        names = [name for name in row if name in known]
+        listed, values = ", ".join(f'"{name}"' for name in names), ", ".join("?" for _ in names)
+        sets = ", ".join(f'"{name}" = excluded."{name}"' for name in names)
+        sql = f"INSERT INTO {table} ({listed}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}"
+        try:
+            connection.execute(sql, [row[name] for name in names])
+        except sqlite3.IntegrityError as error:
+            told.append(f"{' '.join(str(row[column]) for column in KEYS[table])} of {table}: {error}")
+
+
+def change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
+    """What is known of rows that are there already."""
+    keys = KEYS[table]
+    for row in rows:
+        values = {name: value for name, value in row.items() if name not in keys}
+        where = " AND ".join(f'"{name}" = ?' for name in keys)
+        sets = ", ".join(f'"{name}" = ?' for name in values)
+        if sets:
+            sql = f"UPDATE {table} SET {sets} WHERE {where}"
+            connection.execute(sql, [*values.values(), *(row[name] for name in keys)])
+
+
+def as_collected(event: Row) -> tuple[Any, ...]:
+    return event.get("id"), event["at"], event["run"], event["kind"], event["data"]
+
+
+def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:
+    """Events of one source, in its order, though a clock may have gone back meanwhile."""
+    newest, rows = 0.0, list[tuple[Any, ...]]()
+    for n, (id, at, run, kind, data) in enumerate(events):
+        newest = max(newest, at)
+        rows.append((newest, source, n, id, at, run, kind, data))
+    connection.executemany("INSERT INTO collected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def number_events(connection: sqlite3.Connection) -> None:
+    """In order of time. Those whose number is known keep it; the others get what is free between them, or come later.
+
+    What comes next gets a larger number than any event ever had: whoever follows events goes on where they were.
+    """
+    known = [row[0] for row in connection.execute("SELECT id FROM collected WHERE id IS NOT NULL ORDER BY id")]
+    (count,) = connection.execute("SELECT count(*) FROM collected").fetchone()
+    rows = connection.execute("SELECT id, told, run, kind, data FROM collected ORDER BY at, source, n")
+    numbered = ((id, *row) for id, row in in_order(rows, known))
+    connection.executemany("INSERT INTO events (id, at, run, kind, data) VALUES (?, ?, ?, ?, ?)", numbered)
+    if count:
+        newest = max(known, default=0) + count - len(known)
+        connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (newest,))
+
+
+def in_order(rows: Iterable[tuple[Any, ...]], known: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Each row with its number; known: those that are taken, ascending."""
+    taken, free, waiting = set(known), 1, list[tuple[Any, ...]]()
+    for id, *rest in rows:
+        row = tuple(rest)
+        if id is None:
+            waiting.append(row)
+            continue
+        place = 0
+        while free < id and place < len(waiting):
+            if free not in taken:
+                yield free, waiting[place]
+                place += 1
+            free += 1
+        del waiting[:place]
+        free = max(free, id + 1)
+        yield id, row
+    for row in waiting:
+        while free in taken:
+            free += 1
+        yield free, row
+        free += 1

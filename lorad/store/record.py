@@ -1,0 +1,169 @@
+"""The daemon's own facts, row by row: what no journal of a run tells, so that the database can be built anew.
+
+Triggers of this connection note which rows and columns a transaction touches; they go to the daemon's journal, fsynced,
+before the transaction commits. `PRAGMA user_version` counts such transactions: so journal and database know of each
+other how far they are. Steps, versions and the like come from the journals of the runs and are not noted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+Row = dict[str, Any]
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "runs": ("name",),
+    "attempts": ("run", "attempt"),
+    "versions": ("run", "version"),
+    "checkpoints": ("run", "attempt", "step"),
+    "aliases": ("alias",),
+    "alias_moves": ("id",),
+    "sweeps": ("sweep",),
+    "events": ("id",),
+}
+ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs
+DERIVED = frozenset({"step", "reward", "eval_first", "eval_last", "version", "tokens_per_second", "step_seconds"})
+PASSING = frozenset({"waiting"})  # found again by every look at the queue
+TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
+ENDING = ("runs", "aliases", "sweeps")
+OWN_EVENT = (
+    f"({{0}}kind NOT IN ({', '.join(repr(kind) for kind in TOLD_BY_RUNS)}) "
+    "OR json_type({0}data, '$.attempt') IS NULL OR json_type({0}data, '$.step') IS NULL)"
+)
+NEW, GONE = "*", "-"  # in place of a column
+
+
+class Change(Struct, frozen=True):
+    """Of one transaction, or (all) of the whole database. rows: by table, key columns and what has another value now;
+    gone: keys, and whatever belongs to them."""
+
+    number: int
+    rows: dict[str, list[Row]] = {}
+    gone: dict[str, list[list[Any]]] = {}
+
+
+class Journal(Protocol):
+    """Where changes go before they are committed."""
+
+    def write_ahead(self, change: Change, *, all: bool = False) -> None:
+        """On disk when it returns. Raises OSError; then nothing was written."""
+        ...
+
+    def undo(self) -> None:
+        """The change that was written last was not committed after all."""
+        ...
+
+
+class Recorder:
+    """Notes what the transactions of one connection change. `journal` hears of it before each commit."""
+
+    def __init__(self, connection: sqlite3.Connection, journal: Journal) -> None:
+        self._connection, self._journal = connection, journal
+        self._columns = {table: _columns(connection, table) for table in KEYS}
+        for statement in ("PRAGMA temp_store = MEMORY", _NOTES, *self._triggers()):
+            connection.execute(statement)
+
+    def write_ahead(self) -> bool:
+        """In a transaction that is about to commit: whether there was something to tell."""
+        change = self._change()
+        if change is None:
+            return False
+        self._journal.write_ahead(change)
+        try:
+            self._count(change.number)
+        except BaseException:
+            self._journal.undo()
+            raise
+        return True
+
+    def undo(self) -> None:
+        self._journal.undo()
+
+    def write_all(self) -> None:
+        """Everything that the journal is to know, in the transaction that is open; what it said before is void."""
+        rows = {table: self._all(table) for table in KEYS}
+        number = number_of(self._connection) + 1
+        self._journal.write_ahead(Change(number, rows), all=True)
+        self._count(number)
+
+    def _count(self, number: int) -> None:
+        self._connection.execute(f"PRAGMA user_version = {number}")
+        self._connection.execute("DELETE FROM noted")
+
+    def _change(self) -> Change | None:
+        noted: dict[tuple[str, str], set[str]] = {}
+        for table, key, column in self._connection.execute('SELECT "table", "key", "column" FROM noted ORDER BY rowid'):
+            noted.setdefault((table, key), set()).add(column)
+        if not noted:
+            return None
+        rows: dict[str, list[Row]] = {}
+        gone: dict[str, list[list[Any]]] = {}
+        for (table, text), columns in noted.items():
+            key = msgspec.json.decode(text)
+            row = self._row(table, key, self._columns[table] if NEW in columns else sorted(columns - {GONE}))
+            if row is not None:
+                rows.setdefault(table, []).append(row)
+            if GONE in columns:
+                gone.setdefault(table, []).append(key)
+        return Change(number_of(self._connection) + 1, rows, gone)
+
+    def _row(self, table: str, key: list[Any], columns: Iterable[str]) -> Row | None:
+        where = " AND ".join(f'"{column}" = ?' for column in KEYS[table])
+        return next(iter(self._select(table, columns, f"WHERE {where}", key)), None)
+
+    def _all(self, table: str) -> list[Row]:
+        """In the order in which they came to be."""
+        where = " WHERE " + " OR ".join(f'"{column}"' for column in ONLY[table]) if table in ONLY else ""
+        if table == "events":
+            newest = "SELECT max(id) FROM events WHERE kind = 'version' AND {} GROUP BY run"
+            gone = newest.format("run NOT IN (SELECT name FROM runs)")  # their numbers are never used again
+            where = f" WHERE {OWN_EVENT.format('')} OR id IN ({gone})"
+        order = "" if table == "attempts" else "ORDER BY rowid"
+        return list(self._select(table, self._columns[table], f"{where} {order}", ()))
+
+    def _select(self, table: str, columns: Iterable[str], rest: str, values: Iterable[Any]) -> Iterable[Row]:
+        names = [*KEYS[table], *(column for column in columns if column not in KEYS[table])]
+        listed = ", ".join(f'"{name}"' for name in names)
+        for found in self._connection.execute(f"SELECT {listed} FROM {table} {rest}", tuple(values)):
+            yield dict(zip(names, found, strict=True))
+
+    def _triggers(self) -> Iterable[str]:
+        for table, columns in self._columns.items():
+            if table not in ONLY:
+                when = f"WHEN {OWN_EVENT.format('NEW.')}" if table == "events" else ""
+                yield _trigger(table, "insert", _note(table, "NEW", NEW), when)
+            if table not in ("events", "alias_moves"):
+                notes = " ".join(_note(table, "NEW", c, f'OLD."{c}" IS NOT NEW."{c}"') for c in columns)
+                yield _trigger(table, f"update OF {', '.join(columns)}", notes)
+            if table in ENDING:
+                yield _trigger(table, "delete", _note(table, "OLD", GONE))
+
+
+_NOTES = 'CREATE TEMP TABLE noted ("table" TEXT, "key" TEXT, "column" TEXT, UNIQUE ("table", "key", "column"))'
+
+
+def number_of(connection: sqlite3.Connection) -> int:
+    """How many transactions were recorded in the life of the database."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Those that are noted, without the key."""
+    named = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    left_out = DERIVED | PASSING if table == "runs" else frozenset[str]()
+    return [c for c in ONLY.get(table, named) if c not in KEYS[table] and c not in left_out]
+
+
+def _note(table: str, which: str, column: str, condition: str = "1") -> str:
+    key = ", ".join(f'{which}."{name}"' for name in KEYS[table])
+    return f"INSERT OR IGNORE INTO noted SELECT '{table}', json_array({key}), '{column}' WHERE {condition};"
+
+
+def _trigger(table: str, event: str, notes: str, when: str = "") -> str:
+    name = f"{table}_{event.split()[0]}_noted"
+    return f"CREATE TEMP TRIGGER {name} AFTER {event} ON main.{table} {when} BEGIN {notes} END"
