@@ -60,12 +60,12 @@ test: $(VENV)/.ready-dev
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
-	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest tests/engines $(ARGS)
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/engines $(ARGS)
 
 ## ARGS='-m "not long"' is two of the nine pairs, as CI has it; ARGS='-k megatron-vllm' one of them.
 test-backends: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
-	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest tests/trainers $(ARGS)
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/trainers $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts

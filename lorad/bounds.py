@@ -34,6 +34,11 @@ SAMPLE_TEXT = 256 * KIB  # characters of one text in an answer
 ANSWER_BYTES = 64 * MIB  # of samples in one answer
 LINE_CHARACTERS = 16 * KIB  # of one line of a log
 
+# Answers of pools, which are processes of users
+POOL_BYTES = 64 * MIB  # in one frame
+STATUS_BYTES = 1 * MIB  # what it says of itself; 64 versions and as many runs are 20 KiB
+POOL_TOKENS = 1 << 22  # of all completions of one request to the daemon
+
 # Files of adapters and models
 ADAPTER_BYTES = 16 * GIB  # rank 256 on every linear of 70 billion parameters is 13 GiB in fp32
 ADAPTER_HEADER = 32 * MIB  # 14,000 tensors of a large mixture of experts need 5 MiB

@@ -215,6 +215,13 @@ class Home:
     def gateway_socket(self) -> Path:
         return socket_path(self.root / "gateway.sock")
 
+    def gateway_of(self, uid: int) -> Path:
+        """Of a shared daemon: the directory of the gateway that runs as this user, and serves what is theirs."""
+        return self.gateway / "owners" / str(uid)
+
+    def gateway_socket_of(self, uid: int) -> Path:
+        return self.gateway_of(uid) / "work" / "gateway.sock"
+
     def pool(self, pool_id: str) -> Path:
         return self.pools / pool_id
 

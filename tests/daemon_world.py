@@ -8,13 +8,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lorad.bounds import Bounds
 from lorad.client import Client
 from lorad.config import Config
+from lorad.daemon import waker
 from lorad.daemon.adopt import adopt
 from lorad.daemon.commands import Commands
 from lorad.daemon.context import Context, Patience, Request, attempt_dir
@@ -48,20 +51,29 @@ def open_context(home: Path, **config: Any) -> Context:
     return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
 
 
+@contextlib.contextmanager
+def looking_often() -> Iterator[None]:
+    """What nobody told the daemon it sees a moment later, not seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waker, "REST", 0.4)
+        yield
+
+
 @contextlib.asynccontextmanager
 async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
     """A daemon without its socket; at the end it goes and leaves everything as it is."""
     ctx = open_context(home, **config)
     adopt(ctx)
-    loop = asyncio.create_task(reconcile(ctx))
-    try:
-        yield ctx
-    finally:
-        ctx.close()
-        await loop
-        await rest(ctx)
-        ctx.store.close()
-        ctx.journal.close()
+    with looking_often():
+        loop = asyncio.create_task(reconcile(ctx))
+        try:
+            yield ctx
+        finally:
+            ctx.close()
+            await loop
+            await rest(ctx)
+            ctx.store.close()
+            ctx.journal.close()
 
 
 def behave(home: Path, **behaviour: Any) -> None:
@@ -95,7 +107,7 @@ def finished(ctx: Context, name: str = "a", **sections: Any) -> Row:
     return ctx.move(name, Move.END, reason=EndReason.COMPLETED)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -124,7 +136,7 @@ class Api:
     """The client's methods, each in a thread, as the daemon lives in this process."""
 
     def __init__(self, ctx: Context) -> None:
-        self.ctx, self.client = ctx, Client(ctx.home, timeout=30)
+        self.ctx, self.client = ctx, Client(ctx.home, timeout=60)
 
     async def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self.client, method), *arguments, **options)
@@ -133,11 +145,11 @@ class Api:
         return await self("run", spec, source="a.yaml", cwd="/", overrides=list(overrides), name=name)
 
     async def until(self, name: str, *states: str) -> Any:
-        for _ in range(600):
-            if (run := await self("show", name))["state"] in states:
-                return run
+        deadline = time.monotonic() + 60
+        while (run := await self("show", name))["state"] not in states:
+            assert time.monotonic() < deadline, f"{name} is still {run['state']}"
             await asyncio.sleep(0.05)
-        raise AssertionError(f"{name} is still {run['state']}")
+        return run
 
 
 @contextlib.asynccontextmanager
@@ -145,12 +157,13 @@ async def serving(home: Path, *, bounds: Bounds = Bounds(), **config: Any) -> As
     ctx = open_context(home, **config)
     ctx.bounds = bounds
     adopt(ctx)
-    async with answering(ctx):
-        loop = asyncio.create_task(reconcile(ctx))
-        try:
-            yield Api(ctx)
-        finally:
-            ctx.close()
-            await loop
+    with looking_often():
+        async with answering(ctx):
+            loop = asyncio.create_task(reconcile(ctx))
+            try:
+                yield Api(ctx)
+            finally:
+                ctx.close()
+                await loop
     ctx.store.close()
     ctx.journal.close()

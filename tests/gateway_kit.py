@@ -16,8 +16,7 @@ from openai.types import Completion
 
 from lorad.config import GatewaySettings
 from lorad.daemon.processes import write_json
-from lorad.gateway.app import Gateway
-from lorad.gateway.server import answering
+from lorad.gateway.app import Gateway, answering
 from lorad.paths import Home
 from lorad.protocol.calls import LoadVersion, Published
 from tests.pool_kit import DEADLINE, OPEN, TINY, Running, learn, publish
@@ -52,7 +51,6 @@ def entry(running: Running, root: Path, version: Published, **changes: Any) -> d
         "sha256": version.sha256,
         "path": str(directory_of(root, number)),
         "model_path": str(TINY),
-        "chat_template": True,
         "socket": running.config.socket,
     } | changes
 

@@ -73,6 +73,7 @@ class TinyBody(Body):
         if (ids == FAILS).any() and self.dp.rank == self.dp.size - 1:
             raise RuntimeError("the middle of a call")
         while (ids == WAITS).any() and not self.gate.exists():
+            self.gate.with_name(f"rank-{self.dp.rank}.waits").touch()
             time.sleep(0.01)
 
     def offload(self) -> None:

@@ -139,7 +139,7 @@ async def test_the_gateways_table_is_right_when_a_swap_returns(home: Path, monke
             told = table(home)
         assert (told["aliases"], list(told["versions"])) == ({"bot": "a@1002"}, ["a@1001", "a@1002"])
         entry = told["versions"]["a@1002"]
-        assert (entry["run"], entry["version"], entry["chat_template"]) == ("a", 1002, False)
+        assert (entry["run"], entry["version"], entry["owner_uid"]) == ("a", 1002, os.getuid())
         assert (entry["socket"], entry["path"][-6:]) == (api.ctx.pools["tiny-1"].setup.socket, "001002")
         await api("stop_pool", "tiny-1")
         await until(lambda: table(home)["versions"]["a@1002"]["socket"] is None)

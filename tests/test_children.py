@@ -139,7 +139,8 @@ async def test_a_child_that_obeys_has_its_time_to_end(tmp_path: Path) -> None:
 
 
 async def test_children_may_clean_up_after_the_child(tmp_path: Path) -> None:
-    code = "import os, time\nif os.fork(): time.sleep(0.1); os._exit(4)\ntime.sleep(0.3); open('cleaned', 'w')"
+    code = "import os, time\nchild = os.getpid()\nif os.fork(): os._exit(4)\n"
+    code += "while os.getppid() == child: time.sleep(0.001)\ntime.sleep(0.2)\nopen('cleaned', 'w')"
     process = child(tmp_path, code)
     await process.start()
     assert await process.ended() == "exited with code 4"

@@ -84,7 +84,7 @@ def start(home: Path) -> subprocess.Popen[bytes]:
 
 
 def answers(home: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             return Client(Home(home)).status()
@@ -99,12 +99,12 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     assert wait_any(both) == LoradError.exit_code
     pid = Client(Home(home)).shutdown()["pid"]
     assert pid in [process.pid for process in both]
-    assert sorted(process.wait(20) for process in both) == [0, LoradError.exit_code]
+    assert sorted(process.wait(60) for process in both) == [0, LoradError.exit_code]
     assert not (home / "lorad.sock").exists()
 
 
 def wait_any(processes: list[subprocess.Popen[bytes]]) -> int:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while all(process.poll() is None for process in processes):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -119,18 +119,24 @@ def test_a_daemon_starts_again_after_kill_9(home: Path) -> None:
     second = start(home)
     assert answers(home)["pid"] == second.pid != before
     second.terminate()
-    assert second.wait(20) == 0
+    assert second.wait(60) == 0
 
 
 def test_an_idle_daemon_uses_less_than_one_percent_of_a_core(home: Path) -> None:
     process = start(home)
     answers(home)
-    before, began = cpu_ticks(process.pid), time.monotonic()
-    time.sleep(4)
-    used = (cpu_ticks(process.pid) - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+    used = [share_of_a_core(process.pid)]
+    while used[-1] >= 0.01 and len(used) < 10:  # what it begins with may take its time
+        used.append(share_of_a_core(process.pid))
     process.terminate()
-    process.wait(20)
-    assert used < 0.01
+    process.wait(60)
+    assert used[-1] < 0.01, used
+
+
+def share_of_a_core(pid: int, seconds: float = 3.0) -> float:
+    before, began = cpu_ticks(pid), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_ticks(pid) - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
 
 
 def cpu_ticks(pid: int) -> int:

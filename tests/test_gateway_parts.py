@@ -18,8 +18,8 @@ from lorad.bounds import Bounds
 from lorad.config import GatewaySettings
 from lorad.errors import NotFound, PoolLost, SpecError
 from lorad.gateway.access import read_tokens
+from lorad.gateway.app import answering
 from lorad.gateway.params import NEUTRAL_COMPLETION, CompletionWish, read
-from lorad.gateway.server import answering
 from lorad.gateway.table import Table
 from lorad.gateway.text import MOST_PENDING, Detokenizer, StopCutter
 from lorad.paths import Home
@@ -110,7 +110,7 @@ def test_the_table_is_read_again_whenever_it_was_replaced(home: Path) -> None:
 
 
 async def test_a_connection_that_asks_for_nothing_is_closed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.gateway.server.CONNECTIONS", Bounds(head=0.05))
+    monkeypatch.setattr("lorad.gateway.app.CONNECTIONS", Bounds(head=0.05))
     monkeypatch.setattr("lorad.protocol.bounded.LOOK", 0.05)
     async with answering(Home(home), GatewaySettings()):
         reader, writer = await asyncio.open_unix_connection(str(Home(home).gateway_socket))

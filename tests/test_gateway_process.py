@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lorad.config import GatewaySettings
-from lorad.daemon import gateway
-from lorad.daemon.gateway import KEPT, gateway_socket, not_before
+from lorad.daemon import gateway, gateway_process
+from lorad.daemon.gateway import gateway_socket
+from lorad.daemon.gateway_process import KEPT, not_before
 from lorad.daemon.processes import attempts_under, read_status, write_json
 from lorad.paths import AttemptDir, Home
 from lorad.store import runs
@@ -63,6 +64,25 @@ async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) ->
         pid = pid_of_gateway(home) or 0
         os.kill(pid, signal.SIGKILL)
         await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
+
+
+async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: None) -> None:
+    async with reconciling(home) as ctx:
+        await until(lambda: gateway_socket(ctx))
+        pid = pid_of_gateway(home) or 0
+        gateway_process.put_away(ctx, gateway.public_gateway(ctx))
+        await until(lambda: not is_alive(pid))
+
+
+async def test_an_owner_has_a_gateway_while_it_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a")
+    assert gateway.owners_wanted(ctx) == set()
+    gateway.want_gateway_of(ctx, 4001)
+    runs.set_fields(ctx.store, "a", serving=1)
+    assert gateway.owners_wanted(ctx) == {4001, os.getuid()}
+    monkeypatch.setattr(gateway, "UNWANTED_SECONDS", -1.0)
+    assert gateway.owners_wanted(ctx) == {os.getuid()}
 
 
 async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted: None) -> None:

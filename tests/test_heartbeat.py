@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from lorad.pool import host
 from lorad.protocol import heartbeat
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
-from lorad.protocol.heartbeat import BYTES, HEART, Heart, read_beat
+from lorad.protocol.heartbeat import BYTES, Heart, read_beat
 from lorad.specs import Spec
 from tests.pool_kit import DEADLINE, config_of, until
 
@@ -43,10 +44,24 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def in_thread(work: Callable[[], Any]) -> None:
-    thread = threading.Thread(target=work)
+@contextlib.contextmanager
+def in_thread(work: Callable[[], Any]) -> Iterator[None]:
+    """A thread that did `work` and stays there meanwhile."""
+    done, ending = threading.Event(), threading.Event()
+
+    def live() -> None:
+        work()
+        done.set()
+        ending.wait()
+
+    thread = threading.Thread(target=live)
     thread.start()
-    thread.join()
+    done.wait()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 def test_progress_grows_while_what_is_done_gets_on() -> None:
@@ -62,12 +77,13 @@ def test_progress_grows_while_what_is_done_gets_on() -> None:
 
 def test_a_thread_that_hangs_is_not_hidden_by_one_that_gets_on() -> None:
     heart = Heart()
-    in_thread(lambda: heart.work("computing"))
-    before = heart.beat()
-    for _ in range(3):
-        heart.work("serving")
-        now = heart.beat()
-        assert (now.progress, now.doing) == (before.progress, "computing")
+    with in_thread(lambda: heart.work("computing")):
+        before = heart.beat()
+        for _ in range(3):
+            heart.work("serving")
+            now = heart.beat()
+            assert (now.progress, now.doing) == (before.progress, "computing")
+    assert heart.beat().doing == "serving"  # who ended does nothing
 
 
 def test_who_waits_for_another_has_nothing_to_do() -> None:
@@ -132,19 +148,23 @@ def test_a_heartbeat_that_cannot_be_written_or_read_ends_nothing(tmp_path: Path)
     assert read_beat(tmp_path / "torn") is None
 
 
-def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(home: Path) -> None:
+def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.protocol.connection.HEART", heart := Heart())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "pool.sock"))
         listener.listen()
-        HEART.work("train")
+        heart.work("train")
         connection = Connection(home / "pool.sock", timeout=DEADLINE)
         peer, _ = listener.accept()
         told: list[str] = []
 
         def hang_up() -> None:
             peer.recv(1)
-            time.sleep(0.05)  # until the caller waits
-            told.append(HEART.beat().doing)
+            with contextlib.suppress(AssertionError):
+                until(lambda: heart.beat().doing == "")
+            told.append(heart.beat().doing)
             peer.close()
 
         thread = threading.Thread(target=hang_up)
@@ -153,8 +173,7 @@ def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(home:
             connection.call("hello", Nothing())
         thread.join()
         connection.close()
-    assert told == [""] and HEART.beat().doing == "train"
-    HEART.work("")
+    assert told == [""] and heart.beat().doing == "train"
 
 
 def test_the_wait_of_a_driver_for_its_pool_is_no_stall(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
@@ -172,17 +191,34 @@ def test_the_wait_of_a_driver_for_its_pool_is_no_stall(home: Path, started: list
     assert started[0].wait(DEADLINE) == 0
 
 
+ORDER = """
+import os, runpy, sys
+from lorad.protocol.heartbeat import HEART
+
+def start(path):
+    os.write(told, b"beats ")
+    begin(path)
+
+def note(event, args):
+    if event == "import" and args[0] == "torch":
+        os.write(told, b"torch ")
+
+told = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT)
+begin, HEART.start = HEART.start, start
+sys.addaudithook(note)
+runpy.run_module("lorad.pool", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_a_pool_beats_before_it_imports_torch_and_rests_when_nobody_asks(
     home: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     attempt = home / "attempts" / "0001"
     attempt.mkdir(parents=True)
     configuration.write(config_of(home), home)
-    started.append(subprocess.Popen([sys.executable, "-m", "lorad.pool", str(home)], cwd=ROOT))
-    until((attempt / "heartbeat").exists)
-    maps = Path(f"/proc/{started[0].pid}/maps").read_text()
-    assert "libtorch" not in maps
+    started.append(subprocess.Popen([sys.executable, "-c", ORDER, str(home / "order"), str(home)], cwd=ROOT))
     until((home / "pool.sock").exists)
+    assert (home / "order").read_text().split()[:2] == ["beats", "torch"]
     ready = time.time()
     until(lambda: (beat := read_beat(attempt / "heartbeat")) is not None and beat.at > ready)
     assert (beat := read_beat(attempt / "heartbeat")) is not None and beat.doing == ""

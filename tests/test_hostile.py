@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lorad.adapters import tensors
-from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
+from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft
 from lorad.adapters.tensors import read_tensors
 from lorad.bounds import METRIC_NAME, METRICS, RECORD_BYTES, YAML_NODES
 from lorad.config import load as load_config
@@ -27,8 +27,8 @@ from lorad.spec_text import load_spec
 from lorad.store import events
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
-from tests.daemon_fakes import adapter_of
 from tests.daemon_world import serving
+from tests.fake_wire import write_adapter
 from tests.journals import new_run
 from tests.test_daemon import raw
 
@@ -86,7 +86,7 @@ def test_a_configuration_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> No
 def adapter(tmp_path: Path) -> Path:
     directory = tmp_path / "adapter"
     directory.mkdir()
-    write_peft(adapter_of(1), directory, "tiny")
+    write_adapter(directory, 1)
     read_peft(directory)
     return directory
 

@@ -12,8 +12,9 @@ import pytest
 from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.journal import JournalWriter, lineage, read
 from lorad.store import checkpoints, events, metrics, runs, versions
+from lorad.store import ingest as ingesting
 from lorad.store.db import Store
-from lorad.store.ingest import ingest
+from lorad.store.ingest import ingest, ingest_some
 from tests.journals import (
     begin,
     checkpoint,
@@ -35,6 +36,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
     new_run(store)
     yield store
     store.close()
+
+
+@pytest.fixture(params=[1, 2, 200])
+def portion(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Records taken in at once."""
+    monkeypatch.setattr(ingesting, "PORTION", request.param)
+    return int(request.param)
+
+
+in_portions = pytest.mark.usefixtures("portion")
 
 
 @pytest.fixture
@@ -85,6 +96,7 @@ def test_the_same_journal_again_changes_nothing(store: Store, path: Path) -> Non
     assert (index_of(store), events.last_id(store)) == before
 
 
+@in_portions
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_that_count_are_the_lineage_of_the_journal(store: Store, path: Path, seed: int) -> None:
     whole_run(path, random.Random(seed), attempts=4)
@@ -118,6 +130,7 @@ def test_pieces_cut_at_any_byte_come_to_the_same_as_the_whole(store: Store, path
     assert len(events.after(store, 1)) == len(new)
 
 
+@in_portions
 def test_a_rewind_takes_back_the_summary_too(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         begin(writer)
@@ -133,6 +146,7 @@ def test_a_rewind_takes_back_the_summary_too(store: Store, path: Path) -> None:
     assert told(store) == [1, 2, 3]  # what happened, happened
 
 
+@in_portions
 def test_an_offset_past_the_end_means_rescan_and_seq_removes_doubles(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         for number in (1, 2, 3):
@@ -145,6 +159,7 @@ def test_an_offset_past_the_end_means_rescan_and_seq_removes_doubles(store: Stor
     assert index_of(store) == rebuilt(path)
 
 
+@in_portions
 def test_a_record_lost_with_the_power_is_replaced_by_the_one_that_got_its_number(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1)
@@ -159,6 +174,7 @@ def test_a_record_lost_with_the_power_is_replaced_by_the_one_that_got_its_number
     assert index_of(store) == rebuilt(path)
 
 
+@in_portions
 def test_a_rescan_keeps_what_only_the_daemon_knows(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         version(writer, 1, 1)
@@ -175,6 +191,7 @@ def test_a_rescan_keeps_what_only_the_daemon_knows(store: Store, path: Path) -> 
     assert [(row["pinned"], row["lineage"]) for row in versions.versions(store)] == [(True, True), (True, True)]
 
 
+@in_portions
 def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         version(writer, 1, 1)
@@ -189,6 +206,7 @@ def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count
     assert runs.get(store, "sorter")["version"] == 1
 
 
+@in_portions
 def test_a_doubled_record_counts_once(store: Store, path: Path) -> None:
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1)
@@ -208,6 +226,31 @@ def test_nothing_behind_a_damaged_line_is_taken_in_until_it_is_repaired(store: S
     assert [record.seq for record in ingest(store, "sorter", path)] == [1]
     path.write_bytes(whole)
     assert [record.seq for record in ingest(store, "sorter", path)] == [2, 3]
+
+
+def test_a_portion_is_bounded_by_its_bytes_too(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingesting, "PORTION_BYTES", 500)
+    whole_run(path, random.Random(0))
+    taken = ingest_some(store, "sorter", path)
+    assert taken.more and taken.new == records_of(path)[: len(taken.new)] and taken.offset < 2000
+    assert taken.new + ingest(store, "sorter", path) == records_of(path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_journal_that_is_cut_while_it_is_read_again_comes_to_the_same(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(ingesting, "PORTION", 2)
+    chance = random.Random(seed)
+    whole_run(path, chance)
+    whole = path.read_bytes().splitlines(keepends=True)
+    ingest(store, "sorter", path)
+    for size, told in ((chance.randrange(5, len(whole)), [True, False]), (3, [True])):
+        path.write_bytes(b"".join(whole[:size]))
+        assert [ingest_some(store, "sorter", path).is_again for _ in told] == told
+    path.write_bytes(b"".join(whole))
+    assert ingest(store, "sorter", path) == []
+    assert events.last_id(store) == 1 + len(whole) and index_of(store) == rebuilt(path)
 
 
 def test_a_missing_journal_takes_nothing_away(store: Store, path: Path) -> None:

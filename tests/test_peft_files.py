@@ -16,6 +16,7 @@ from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
 from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused
+from tests.fake_wire import MODULE, digest, write_adapter
 
 Q0, Q1, UP0 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.up_proj"
 SHAPES = {Q0: (6, 4), Q1: (6, 4), UP0: (8, 4), "model.layers.1.mlp.up_proj": (8, 4)}
@@ -270,3 +271,16 @@ def test_another_dtype_is_refused() -> None:
     tensors = {name: array.astype(np.float16) for name, array in adapter.tensors.items()}
     with pytest.raises(AdapterRefused, match="float16"):
         validate(Adapter(adapter.config, tensors), SHAPES)
+
+
+def test_what_the_stand_ins_of_other_tests_write_is_what_lorad_writes(tmp_path: Path) -> None:
+    half = np.full((1, 4), 7, np.float32)
+    tensors = {f"{MODULE}.lora_A.weight": half, f"{MODULE}.lora_B.weight": half.T.copy()}
+    for name, write in (
+        ("lorad", lambda path: write_peft(Adapter(AdapterConfig(1, 2.0, (MODULE,)), tensors), path, "tiny")),
+        ("stand-in", lambda path: write_adapter(path, 7)),
+    ):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("lorad", "stand-in")]
+    assert files[0] == files[1] and digest(7) == hashlib.sha256(files[0]["adapter_model.safetensors"]).hexdigest()

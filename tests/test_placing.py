@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lorad.daemon.devices import is_taken
+from lorad.config import Backend, Config, RuntimeSettings
+from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.handlers.devices import handle as list_devices
-from lorad.daemon.place import place_runs
+from lorad.daemon.place import asked_of, place_runs
+from lorad.daemon.pool import PoolSetup
 from lorad.daemon.tenants import tenants_of
+from lorad.machine import read_machine
 from lorad.store import pools as rows
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, submit, until, until_state
@@ -72,3 +76,26 @@ def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
     place_runs(ctx)
     (pool,) = ctx.pools.values()
     assert pool.setup.names == ("cpu",) and [run["name"] for run in tenants_of(ctx, pool)] == ["a"]
+
+
+def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
+    ctx = open_context(home)
+    machine = read_machine()
+    ctx.machine = lambda: machine
+    submit(ctx, "a", "/models/tiny", deterministic=False)
+    (devices,) = asked_of(ctx, runs.get(ctx.store, "a"))
+
+    def asked() -> PoolSetup:
+        return asked_of(ctx, runs.get(ctx.store, "a"))[devices][0]
+
+    assert asked() is asked() and asked().model_path == "/models/tiny"
+    path = ctx.home.run("a").root / "request.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_path": "/models/other"}))
+    assert asked().model_path == "/models/other"
+    ctx.config = Config(backends={"builtin": Backend(trainer="mine:Trainer")}, runtime=RuntimeSettings(threads=3))
+    assert (asked().trainer_class, asked().threads) == ("mine:Trainer", 3)
+    with ctx.store.write() as connection:
+        connection.execute("UPDATE runs SET owner_uid = 7, spec = json_set(spec, '$.pool.threads', 2)")
+    assert (asked().owner, asked().threads) == (7, 2)
+    ctx.devices = [Device("cpu:0", "half a CPU", 1 << 30), Device("cpu:1", "half a CPU", 1 << 30)]
+    assert devices not in asked_of(ctx, runs.get(ctx.store, "a"))

@@ -20,7 +20,7 @@ from lorad.paths import AttemptDir
 SLEEPER = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"]
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -120,7 +120,7 @@ def test_a_watched_end_wakes_its_reader_after_it_is_written_down(attempt: Attemp
     processes = started(attempt, [sys.executable, "-c", "raise SystemExit(3)"])
     fd = processes.watch(attempt)
     assert fd is not None
-    assert select.select([fd], [], [], 20)[0] == [fd]
+    assert select.select([fd], [], [], 60)[0] == [fd]
     os.close(fd)
     assert processes.inspect(attempt).exit_code == 3
 

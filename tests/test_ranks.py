@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,13 @@ def left_by_a_killed_pool(root: Path) -> dict[str, int]:
     return pids
 
 
+async def sent(call: str) -> None:
+    """Until the ranks are at it."""
+    async with asyncio.timeout(60):
+        while HEART.beat().doing != call:  # noqa: ASYNC110 (it is polled)
+            await asyncio.sleep(0.01)
+
+
 def lives(pid: int) -> bool:
     return start_time(pid) is not None
 
@@ -154,7 +160,7 @@ async def test_a_cancelled_caller_leaves_its_call_to_end_and_takes_back_what_wai
     under_way = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
     opening = asyncio.create_task(trainer.open("d", SPEC))
     answered = asyncio.create_task(trainer.logprobs(Policy(), batch()))
-    await asyncio.sleep(0.05)
+    await sent("Logprobs")
     assert (await trainer.health()).alive and not under_way.done()
     under_way.cancel()
     opening.cancel()
@@ -183,7 +189,7 @@ async def test_whoever_is_killed_all_end_and_the_pool_hears_of_it(tmp_path: Path
     trainer = await started(tmp_path)
     pids = family(tmp_path)
     waiting = [asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS))) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    await sent("Logprobs")
     os.kill(pids[victim], signal.SIGKILL)
     told = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(error) for error in told] == [PoolLost] * 2
@@ -204,7 +210,9 @@ async def test_a_rank_that_hangs_is_named_and_all_end_with_their_stacks_in_the_l
     trainer = await started(tmp_path, hang=6.0)
     pids = family(tmp_path)
     waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not (tmp_path / "rank-1.waits").exists():  # noqa: ASYNC110 (a file is polled)
+            await asyncio.sleep(0.01)
     os.kill(pids["rank 1"], signal.SIGSTOP)
     with pytest.raises(PoolLost, match=r"^the trainer is gone: rank 1 was hung: no heartbeat for \d+ s$"):
         async with asyncio.timeout(60):
@@ -232,8 +240,8 @@ def test_py_spy_tells_what_a_stopped_rank_was_at(tmp_path: Path) -> None:
 async def test_what_the_ranks_do_and_their_progress_is_the_pools(trainer: RemoteTrainer, root: Path) -> None:
     before = HEART.beat()
     waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
-    await asyncio.sleep(0.05)
-    assert (before.doing, HEART.beat().doing) == ("", "Logprobs")
+    await sent("Logprobs")
+    assert before.doing == ""
     (root / "gate").touch()
     await waiting
     (root / "gate").unlink()
@@ -254,15 +262,38 @@ def test_ranks_are_watched_from_their_first_beat_and_nobody_is_accused_by_who_wa
     assert beats.look(201.0) == {1: 1.0}
 
 
-async def test_a_pool_that_was_stopped_itself_accuses_no_rank_when_it_goes_on(tmp_path: Path) -> None:
+async def test_a_pool_that_was_stopped_itself_accuses_no_rank_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("lorad.trainers.ranks.hang.time", clock)
+    monkeypatch.setattr("lorad.trainers.ranks.hang.MOST_SECONDS", 0.001)
     beat_file(tmp_path / "config.json", 0).write_text("{}")
-    watch = asyncio.create_task(hung(tmp_path / "config.json", 1, 0.8))
-    await asyncio.sleep(0.3)
-    time.sleep(1.0)  # noqa: ASYNC251 (stopped)
-    await asyncio.sleep(0.3)
+    watch = asyncio.create_task(hung(tmp_path / "config.json", 1, 8.0))
+    await clock.shows(0.0, watch)
+    await clock.shows(100.0, watch)  # stopped
     assert not watch.done()
-    async with asyncio.timeout(30):
-        assert (await watch).startswith("rank 0 was hung: no heartbeat for ")
+    while not watch.done():
+        await clock.shows(clock.now + 1.0, watch)
+    assert await watch == "rank 0 was hung: no heartbeat for 9 s"
+
+
+class Clock:
+    """A monotonic clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now
+
+    async def shows(self, now: float, to: asyncio.Task[str]) -> None:
+        """Until who goes by it has seen it, or is done."""
+        looks, self.now = self.looks, now
+        async with asyncio.timeout(60):
+            while self.looks < looks + 2 and not to.done():  # noqa: ASYNC110 (it is polled)
+                await asyncio.sleep(0.001)
 
 
 async def test_a_rank_that_fails_amid_a_call_is_told_by_its_own_words(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lorad.store import runs
 from lorad.store.db import Rows, Store
 from tests.daemon_world import finished, serving
 from tests.journals import new_run
+from tests.pool_kit import DEADLINE
 
 
 class Slow:
@@ -60,27 +62,24 @@ async def test_who_has_an_answer_reads_what_it_did(home: Path) -> None:
             assert f"a@{(await api('alias_moves', 'bot'))[0]['version']}" == version
 
 
-async def test_the_wal_begins_again_though_reads_overlap_for_ever(
+async def test_reads_that_would_overlap_for_ever_wait_until_the_wal_began_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "WAL_BYTES", 1 << 14)
     monkeypatch.setattr(reader, "WAL_TOO_LARGE", 1 << 16)
-    store = Store(tmp_path / "lorad.db")
-    readers, ending, largest = Readers(store), asyncio.Event(), 0
-
-    async def ask() -> None:
-        while not ending.is_set():
-            await readers.read(runs.list_runs, all=True)
-
-    asking = [asyncio.create_task(ask()) for _ in range(8)]
-    for number in range(100):
-        new_run(store, f"r{number}")
-        readers.tidy()
-        largest = max(largest, readers.wal_bytes())
-        await asyncio.sleep(0)
-    ending.set()
-    await asyncio.gather(*asking)
-    assert 1 << 16 < largest < 4 << 16
+    store, slow, numbers = Store(tmp_path / "lorad.db"), Slow(), itertools.count()
+    readers = Readers(store)
+    earlier = asyncio.create_task(readers.read(slow))
+    await asyncio.to_thread(slow.began.wait, DEADLINE)
+    while readers.wal_bytes() <= 1 << 16:
+        new_run(store, f"r{next(numbers)}")
+    readers.tidy()
+    later = asyncio.create_task(readers.read(runs.list_runs, all=True))
+    await asyncio.sleep(0)
+    assert readers.active == 1 and readers.wal_bytes()  # the later one has not begun
+    slow.may_end.set()
+    await earlier
+    assert len(await later) == next(numbers) and not readers.wal_bytes()
     readers.close()
     store.close()
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from lorad.daemon import budget
 from lorad.daemon.context import attempt_dir
-from lorad.daemon.journal import read as read_journal
 from lorad.daemon.place import place_runs
 from lorad.daemon.processes import read_status
 from lorad.daemon.prune import prune
 from lorad.states import Move
-from lorad.store import runs
+from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.metrics import steps
 from tests.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state, want
@@ -224,6 +225,15 @@ async def test_only_the_newest_checkpoints_versions_and_samples_stay(home: Path)
         assert [c["step"] for c in checkpoints(ctx.store, "a")] == [8, 10]
 
 
+async def test_a_home_stays_within_its_disk_budget_by_itself(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "LOOK_SECONDS", 0.1)
+    async with reconciling(home, disk_budget=1) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        await until(lambda: names(ctx.home.run("a").samples) == ["000006.jsonl"])
+        await until(lambda: "disk" in {event["kind"] for event in events.after(ctx.store, 0, "a")})
+
+
 async def test_an_idle_pool_is_shut_down(home: Path) -> None:
     async with reconciling(home, idle_timeout=0.0) as ctx:
         submit(ctx, "a")
@@ -235,8 +245,9 @@ async def test_moves_are_in_the_daemons_journal(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         await until_state(ctx, "a", "ended")
-    facts = read_journal(home / "journal.jsonl").facts
-    assert [fact.get("move", fact["kind"]) for fact in facts] == ["created", "place", "confirm", "end"]
+    facts = [json.loads(line) for line in (home / "journal.jsonl").read_bytes().splitlines()]
+    moves = [fact.get("move", fact["kind"]) for fact in facts if fact.get("run") == "a"]
+    assert moves == ["created", "place", "confirm", "end"]
 
 
 @pytest.mark.parametrize("wanted", ["pause", "stop"])

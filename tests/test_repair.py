@@ -216,6 +216,7 @@ async def test_a_change_that_was_never_committed_is_taken_back(home: Path) -> No
     next_line = (home / "journal.jsonl").read_bytes()[len(whole) :].splitlines(keepends=True)
     ahead = whole + next(line for line in next_line if b'"number":' in line)
     cut_off(home)
+    (home / "runs/b/journal.jsonl").unlink()  # it has not begun
     (home / "journal.jsonl").write_bytes(whole)
     repair(Home(home))
     (home / "journal.jsonl").write_bytes(ahead)
@@ -227,7 +228,8 @@ async def test_a_change_that_was_never_committed_is_taken_back(home: Path) -> No
     assert [row["name"] for row in tables(home)["runs"]] == ["a"]
 
 
-def test_a_home_with_a_daemon_is_not_repaired(home: Path) -> None:
+def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.daemon.run.GOODBYE_SECONDS", 0.1)  # for one that is ending
     prepare(Home(home))
     with lock(Home(home)), pytest.raises(Conflict, match="works in") as refused:
         repair(Home(home))

@@ -13,8 +13,14 @@ from aiohttp import web
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 
 
+@pytest.fixture
+def slow() -> list[str]:
+    """What was asked of the server that it says nothing to."""
+    return []
+
+
 @pytest_asyncio.fixture
-async def http(home: Path) -> AsyncIterator[Http]:
+async def http(home: Path, slow: list[str]) -> AsyncIterator[Http]:
     """A server that answers /yes, refuses /no, and says nothing to anything else."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -22,6 +28,7 @@ async def http(home: Path) -> AsyncIterator[Http]:
             return web.json_response({"said": await request.json()})
         if request.path == "/no":
             return web.Response(status=400, text="no, and these are my words")
+        slow.append(request.path)
         await asyncio.sleep(60)
         return web.Response()
 
@@ -45,14 +52,16 @@ async def test_answers_refusals_and_silence_are_told_apart(http: Http) -> None:
         await http.post("/slow", timeout=0.05)
 
 
-async def test_what_is_under_way_fails_when_a_hanging_server_is_given_up(http: Http) -> None:
+async def test_what_is_under_way_fails_when_a_hanging_server_is_given_up(http: Http, slow: list[str]) -> None:
     stream = http.events("/slow", {})
     asked = [asyncio.ensure_future(http.post("/slow")), asyncio.ensure_future(anext(stream))]
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len(slow) < 2:  # noqa: ASYNC110 (what came to the server is polled)
+            await asyncio.sleep(0.01)
     await http.reset()
     for answer in asked:
         with pytest.raises(ServerGone):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await answer
     assert await http.post("/yes", 1) == {"said": 1}
 

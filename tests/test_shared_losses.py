@@ -29,8 +29,9 @@ async def test_the_run_that_came_last_gives_up_first_when_a_pool_dies_again_and_
             await until(functools.partial(both_run, ctx, attempt))
             ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         assert "3 attempts got no further" in (await until_state(ctx, "b", "ended"))["detail"]
-        behave(home)
+        behave(home, driver={"seconds": 0.5})
         await until(lambda: (row(ctx, "a")["state"], row(ctx, "a")["attempt"]) == ("running", 4))
+        behave(home)
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
 

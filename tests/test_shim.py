@@ -17,7 +17,7 @@ from lorad.daemon import shim
 from lorad.daemon.processes import SHIM, is_same
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -112,6 +112,26 @@ def test_what_a_process_leaves_in_its_group_dies_with_it(tmp_path: Path) -> None
     launch(prepare(tmp_path, code)).wait()
     left = int((tmp_path / "log").read_text())
     wait_for(lambda: not Path(f"/proc/{left}").exists() or b"Z" in Path(f"/proc/{left}/stat").read_bytes())
+
+
+def test_what_a_process_starts_in_other_sessions_dies_with_it_where_that_is_asked_for(tmp_path: Path) -> None:
+    away = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
+    away += "print(os.getpid(), flush=True); time.sleep(60)"
+    code = f"import subprocess as s, sys; s.run([sys.executable, '-c', {away!r}])\n"
+    code += "import os\nwhile not os.path.getsize('log'): pass"
+    launch(prepare(tmp_path, code, ends_all=True)).wait()
+    assert status(tmp_path)["exit_code"] == 0
+    assert not Path(f"/proc/{(tmp_path / 'log').read_text().strip()}").exists()
+
+
+def test_orphans_of_a_process_do_not_pile_up_beside_it(tmp_path: Path) -> None:
+    orphan = "import os\nif not os.fork(): os._exit(0)"
+    code = f"import subprocess as s, sys; [s.run([sys.executable, '-c', {orphan!r}]) for _ in range(5)]\n"
+    code += "import os, time\nshim = os.getppid()\n"
+    code += "def children(): return open(f'/proc/{shim}/task/{shim}/children').read().split()\n"
+    code += "while children() != [str(os.getpid())]: time.sleep(0.01)"
+    launch(prepare(tmp_path, code, ends_all=True)).wait(timeout=60)
+    assert status(tmp_path)["exit_code"] == 0
 
 
 def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:

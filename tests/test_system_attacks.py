@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import threading
-from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ import pytest
 from lorad.daemon.grid import axes_of
 from lorad.daemon.handlers.verify import attest_again
 from lorad.daemon.hands import Hands
-from lorad.daemon.preflight import end, exchanged
+from lorad.daemon.preflight import exchanged, guarded
 from lorad.errors import Conflict, SpecError
 from lorad.store import runs
 from tests.daemon_world import finished, serving
@@ -43,12 +42,9 @@ def test_a_grid_of_a_million_values_is_refused_at_once() -> None:
 
 async def test_a_check_that_prints_without_an_end_is_refused() -> None:
     endless = "while True: print('x' * 65536)"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", endless, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-    try:
-        with pytest.raises(SpecError, match="printed over"):
+    with pytest.raises(SpecError, match="printed over"):
+        async with guarded([sys.executable, "-c", endless], os.environ) as process:
             await exchanged(process, b"{}")
-    finally:
-        await end(process)
 
 
 async def test_strange_names_among_the_files_of_a_run_keep_nothing_else_from_going(home: Path) -> None:

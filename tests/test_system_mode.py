@@ -41,7 +41,7 @@ class Box:
 
     def __init__(self, root: Path) -> None:
         self.home = root / "lorad"
-        self.home.mkdir()
+        self.home.mkdir(exist_ok=True)
         self.callers = {uid: CallerOf(uid, self.home) for uid in (ALICE, BOB)}
         self.homes = {uid: root / str(uid) for uid in self.callers}
         for uid, home in self.homes.items():
@@ -135,7 +135,7 @@ def test_files_of_a_run_are_its_owners_and_closed_to_others(box: Box) -> None:
         *(path for part in ("versions", "checkpoints", "samples") for path in (run / part).rglob("*")),
     ]
     assert len(theirs) > 20
-    for path in (*theirs, run / "attempts/0001/work/params.json"):
+    for path in (*theirs, run / "attempts" / "0001" / "work" / "params.json"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o777 in CLOSED) == (ALICE, True), path
     for path in (run, run / "attempts", run / "attempts/0001", box.home / "runs", box.home / "pools"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o711), path

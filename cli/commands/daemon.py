@@ -18,6 +18,7 @@ from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_un
 from lorad.client import Client
 from lorad.errors import Conflict, DaemonUnreachable
 from lorad.paths import Home
+from lorad.protocol.listener import answers
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 
@@ -139,7 +140,7 @@ def report(client: Client, as_json: bool) -> None:
 def _await_end(client: Client) -> None:
     """Raises Conflict."""
     deadline = time.monotonic() + 10
-    while _alive(client):
+    while answers(client.home.socket):  # a request that comes while it ends is kept waiting
         if time.monotonic() > deadline:
             raise Conflict("the daemon still answers after 10 s", hint=f"Its log: {client.home.daemon_log}")
         time.sleep(0.02)

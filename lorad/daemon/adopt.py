@@ -22,7 +22,7 @@ log = logging.getLogger("lorad.daemon")
 def adopt(ctx: Context) -> None:
     """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one."""
     passable(ctx.runs_root) if ctx.system else ctx.runs_root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sweep_removed(ctx.runs_root)
+    sweep_removed(ctx)
     sweep_leftovers(ctx.runs_root)
     adopt_pools(ctx)
     for pool in ctx.pools.values():

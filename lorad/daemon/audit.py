@@ -34,12 +34,15 @@ class Line(Struct, frozen=True):
     tokens: list[int]
 
 
-def audit(run_dir: Path) -> list[str]:
-    """The exceptions, each in words; [] when there is none. Reads everything, changes nothing. Raises OSError."""
+def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
+    """The exceptions, each in words; [] when there is none. Reads everything, changes nothing. Raises OSError.
+
+    spared: some samples were deleted for the disk budget.
+    """
     directory = RunDir(run_dir)
     whole = directory.journal.read_bytes().count(b"\n")  # before the records: a run that works adds some meanwhile
     records = [record for record, _ in read(directory.journal)]
-    return [*audit_journal(whole, records), *audit_steps(directory, records)]
+    return [*audit_journal(whole, records), *audit_steps(directory, records, spared=spared)]
 
 
 def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
@@ -51,7 +54,7 @@ def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
         yield f"journal: {whole - len(records)} lines from line {len(records) + 1} on cannot be read"
 
 
-def audit_steps(directory: RunDir, records: list[Record]) -> Iterator[str]:
+def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
     """Steps of the lineage in order, each against what had been said before it."""
     number, position, made_by = 0, 0, makers(records)
     surviving = [record for record in lineage(records) if record.kind == "step"]
@@ -62,9 +65,8 @@ def audit_steps(directory: RunDir, records: list[Record]) -> Iterator[str]:
         if fact.position != position:
             yield f"step {record.step}: its batch begins at prompt {fact.position}, the one before ended at {position}"
         number, position = record.step, fact.position + len(fact.prompts)
-        yield from (
-            f"step {record.step}: {wrong}" for wrong in audit_step(directory, record, fact, made_by[record.seq])
-        )
+        found = audit_step(directory, record, fact, made_by[record.seq], spared=spared)
+        yield from (f"step {record.step}: {wrong}" for wrong in found)
 
 
 def makers(records: list[Record]) -> dict[int, Record | None]:
@@ -82,12 +84,14 @@ def makers(records: list[Record]) -> dict[int, Record | None]:
     return found
 
 
-def audit_step(directory: RunDir, record: Record, fact: StepFact, version: Record | None) -> Iterator[str]:
+def audit_step(
+    directory: RunDir, record: Record, fact: StepFact, version: Record | None, *, spared: bool
+) -> Iterator[str]:
     name = f"{record.run}@{fact.version}"
     yield from audit_version(directory, record, name, version)
     path = directory.root / fact.samples
     if not path.exists():
-        if not is_pruned(directory, record.attempt):
+        if not (spared or is_pruned(directory, record.attempt)):
             yield f"{fact.samples} is missing"
         return
     data = path.read_bytes()

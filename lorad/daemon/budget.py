@@ -16,7 +16,7 @@ from lorad.adapters.directory import discard
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.disk import measure, used
 from lorad.daemon.prune import VERSION, Doomed, age, delete, is_free, listed
-from lorad.daemon.rubbish import everything
+from lorad.daemon.rubbish import everything, still
 from lorad.daemon.usage import LOOK_SECONDS
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -100,7 +100,7 @@ def versions(ctx: Context, run: Row) -> Iterator[Doomed]:
 def is_still_free(ctx: Context, item: Doomed) -> bool:
     """It took a while to measure it."""
     if item.kind not in ("version", "samples"):
-        return item.path.exists()
+        return bool(still(ctx, item.run, [item]))
     row = ctx.store.row("SELECT state FROM runs WHERE name = ?", (item.run,))
     if row is None or row["state"] != "ended" or not item.path.exists():
         return False

@@ -33,7 +33,7 @@ class Check(Struct, frozen=True):
 @dataclass(frozen=True)
 class Subject:
     """A run as the index has it. digests: of versions; needed: versions whose files must be there; checkpoints: paths
-    of those that count; works: files may come and go meanwhile.
+    of those that count; works: files may come and go meanwhile; spared: samples went for the disk budget.
     """
 
     directory: RunDir
@@ -43,6 +43,7 @@ class Subject:
     checkpoints: frozenset[str]
     keep_samples: int
     works: bool
+    spared: bool
 
 
 def check_files(run: Subject) -> list[Check]:
@@ -180,7 +181,7 @@ def check_audit(run: Subject) -> Check:
     if not run.directory.journal.exists():
         return Check("audit", "nothing: it has not begun", [])
     try:
-        return Check("audit", looked_at, audit(run.directory.root))
+        return Check("audit", looked_at, audit(run.directory.root, spared=run.spared))
     except OSError as error:
         return Check("audit", looked_at, [f"{error.filename}: {error.strerror}"])
 

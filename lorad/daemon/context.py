@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,7 @@ from lorad.daemon.commands import Commands
 from lorad.daemon.devices import Device
 from lorad.daemon.disks import Disks
 from lorad.daemon.foreign import Sights
-from lorad.daemon.hands import Hands
+from lorad.daemon.hands import Hands, Turns
 from lorad.daemon.identity import User, user_of
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.leases import Notes
@@ -90,10 +91,15 @@ class Context:
     disk: Disk = field(default_factory=Disk)
     meter: Meter = field(default_factory=Meter)
     hands: Hands = field(default_factory=Hands)
+    polls: Hands = field(default_factory=Hands)  # short questions to pools, which do not wait behind long ones
+    checks: Turns = field(default_factory=lambda: Turns("checks of specs", at_once=4, most=32))
     # Notes that a new daemon does without:
     signalled: dict[Path, tuple[int, float]] = field(default_factory=dict)  # attempt -> signal, when
     not_before: dict[str, float] = field(default_factory=dict)  # run -> monotonic time of its restart
     pool_gone_since: dict[str, float] = field(default_factory=dict)
+    last_words: dict[str, int] = field(default_factory=dict)  # run -> bytes of its journal when its driver was gone
+    cuts: Counter[tuple[str, int]] = field(default_factory=Counter)  # run, attempt -> times its journal lost records
+    unpruned: set[str] = field(default_factory=set)  # runs, see `prune_again`
     pulses: dict[AttemptDir, Pulse] = field(default_factory=dict)  # see `health.py`
     put_down: set[AttemptDir] = field(default_factory=set)  # those that hang and are being killed
     looked_at: float = 0.0  # monotonic time of the last look at all pulses
@@ -103,6 +109,7 @@ class Context:
     disks: Disks = field(default_factory=Disks)
     active: tuple[int | None, list[Row]] = field(default=(None, []))  # of `tenants.py`, by `Store.changes`
     wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # of the queue, in one pass of `place.py`
+    asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)  # by run, of `place.py`: from what, what
     troubles: dict[str, str] = field(default_factory=dict)  # verb and run -> the error that was logged last
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)  # run that serves -> seconds, and their end
 
@@ -110,6 +117,8 @@ class Context:
     moving: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))  # by alias
     served: int = 1  # counts changes of pins, aliases and pools; `table.py` and `holds.py` look when it grew
     table: int = 0  # what `served` was when the gateway's table was written
+    tables: dict[int, bytes] = field(default_factory=dict)  # uid -> what the gateway of that owner was told last
+    gateways_asked: dict[int, float] = field(default_factory=dict)  # uid -> monotonic time; see `gateway.py`
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: set[Connection] = field(default_factory=set)  # threads wait for answers on them
@@ -193,11 +202,11 @@ class Request(msgspec.Struct, frozen=True):
 
 def request_of(run: Row) -> Request:
     """Raises OSError, MsgspecError. Who waits in the queue is looked at again and again: read when it changed."""
-    path = run_dir(run).root / "request.json"
-    stat = path.stat()
+    path = f"{run['directory']}/request.json"
+    stat = os.stat(path)
     return _read(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=1024)
-def _read(path: Path, *_as_it_is: int) -> Request:
-    return msgspec.json.decode(path.read_bytes(), type=Request)
+def _read(path: str, *_as_it_is: int) -> Request:
+    return msgspec.json.decode(Path(path).read_bytes(), type=Request)

@@ -1,80 +1,105 @@
-"""The gateway's process: up from the first alias, pin or served base on, adopted, and started again when it dies.
+"""Which gateways there are, from the first alias, pin or served base on.
 
-Everything is read off its attempt directories, so that a new daemon knows what the one before did.
+Of one user: one. Of a shared daemon: a front, which is the daemon's and opens nothing of users; behind it one for each
+owner of what is served, which is that user's process and goes by their files.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import shutil
-import signal
 import time
+from collections.abc import Iterator
 
 import msgspec
 
+from lorad.daemon import gateway_process
 from lorad.daemon.context import Context
-from lorad.daemon.processes import ProcessState, attempts_under, read_status
+from lorad.daemon.gateway_process import Gateway, is_up, keep, put_away
 from lorad.paths import AttemptDir
-from lorad.protocol.listener import FOR_ALL, answers
+from lorad.protocol.listener import FOR_ALL
 
-log = logging.getLogger("lorad.daemon")
-
-SHORT_LIFE = 60.0  # seconds; after lives that were shorter there is a pause, which doubles
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds
 UP_SECONDS = 15.0  # for its first answer
-KEPT = 5  # attempt directories
+UNWANTED_SECONDS = 600.0  # after which the gateway of an owner ends who has nothing to serve, and was not asked for
 WANTED = """
 SELECT 1 FROM aliases UNION ALL SELECT 1 FROM versions WHERE pinned = 1 UNION ALL SELECT 1 FROM runs WHERE serving = 1
 LIMIT 1
 """
+OWNERS = """
+SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
+OR name IN (SELECT run FROM versions WHERE pinned = 1)
+"""
 
 
 def keep_gateway(ctx: Context) -> None:
-    """Start it when there is something to serve, and watch it from then on."""
-    lives = list(attempts_under(ctx.home.gateway))
-    newest = lives[-1] if lives else None
-    state = ctx.processes.inspect(newest) if newest else ProcessState("absent")
-    if newest and state.is_up:
-        look_after(ctx, newest)
-    elif is_wanted(ctx) and time.time() >= not_before(lives):
-        number = int(newest.root.name) + (state.phase != "absent") if newest else 1
-        start_gateway(ctx, AttemptDir(ctx.home.gateway / "attempts" / f"{number:04d}"))
-        for old in lives[:-KEPT]:
-            shutil.rmtree(old.root, ignore_errors=True)
+    """All of them, as far as they are wanted. What is wrong with that of one owner holds up no other."""
+    keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
+    if not ctx.system:
+        return
+    known, errors = owners_known(ctx), []
+    wanted = owners_wanted(ctx)
+    for uid in wanted | known:
+        try:
+            keep_owners(ctx, uid, wanted=uid in wanted)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("gateways of owners", errors)
+
+
+def keep_owners(ctx: Context, uid: int, *, wanted: bool) -> None:
+    gateway = gateway_of(ctx, uid)
+    if wanted:
+        keep(ctx, gateway, wanted=True)
+    else:
+        put_away(ctx, gateway)
 
 
 def is_wanted(ctx: Context) -> bool:
     return ctx.store.row(WANTED) is not None
 
 
-def not_before(lives: list[AttemptDir]) -> float:
-    """Unix time of the next start: at once after a long life, later and later after short ones in a row."""
-    pause, ended = 0.0, 0.0
-    for attempt in reversed(lives):
-        status = read_status(attempt)
-        if status is None or status["ended_at"] is None or status.get("started_at") is None:
-            break
-        ended = ended or status["ended_at"]
-        if status["ended_at"] - status["started_at"] > SHORT_LIFE:
-            break
-        pause = min(2 * pause or FIRST_PAUSE, LONGEST_PAUSE)
-    return ended + pause
+def owners_wanted(ctx: Context) -> set[int]:
+    """Those who have something to serve, and those for whose versions somebody asked of late."""
+    recent = time.monotonic() - UNWANTED_SECONDS
+    asked = {uid for uid, at in ctx.gateways_asked.items() if at > recent}
+    return asked | {row["owner_uid"] for row in ctx.store.rows(OWNERS)}
 
 
-def look_after(ctx: Context, attempt: AttemptDir) -> None:
-    """One with other settings than config.yaml has now makes room for the next."""
-    if not ctx.waker.is_watched(attempt.root):
-        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
-        if told_settings(attempt) not in (None, settings_of(ctx)):
-            log.info("gateway: config.yaml has changed, it is started again")
-            ctx.processes.signal(attempt, signal.SIGTERM)
+def owners_known(ctx: Context) -> set[int]:
+    """Those who have, or had, a gateway. A new daemon does not know who was asked for; what is up stays a while."""
+    owners = ctx.home.gateway / "owners"
+    there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
+    for uid in there - ctx.gateways_asked.keys():
+        lives = gateway_of(ctx, uid).lives
+        is_there = bool(lives) and ctx.processes.inspect(lives[-1]).is_up
+        ctx.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
+    return there
 
 
-def settings_of(ctx: Context) -> object:
+def want_gateway_of(ctx: Context, uid: int) -> None:
+    """Have the gateway of an owner up, for a while."""
+    ctx.gateways_asked[uid] = time.monotonic()
+    if ctx.system and uid not in ctx.tables:
+        ctx.served += 1  # what is theirs is written down for it
+    ctx.waker.poke()
+
+
+def public_gateway(ctx: Context) -> Gateway:
+    """The one that everybody asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
-    return settings | ({"for_all": is_for_all(ctx)} if ctx.system else {})
+    arguments, for_all = [str(ctx.home.root)], is_for_all(ctx)
+    if ctx.system:
+        settings |= {"for_all": for_all, "role": "front"}
+        arguments.append("front")
+    environment = {FOR_ALL: "1" if for_all else None}
+    return Gateway("gateway", ctx.home.gateway, ctx.home.gateway_socket, tuple(arguments), settings, environment)
+
+
+def gateway_of(ctx: Context, uid: int) -> Gateway:
+    """Of an owner, of a shared daemon."""
+    root, socket, user = ctx.home.gateway_of(uid), ctx.home.gateway_socket_of(uid), ctx.user(uid)
+    title = f"gateway of {user.name if user else uid}"
+    return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
 
 
 def is_for_all(ctx: Context) -> bool:
@@ -82,33 +107,29 @@ def is_for_all(ctx: Context) -> bool:
     return ctx.system and ctx.config.sharing.read == "all"
 
 
-def told_settings(attempt: AttemptDir) -> object:
-    try:
-        return json.loads(attempt.command.read_bytes()).get("gateway")
-    except (OSError, ValueError):
-        return None
+def gateways(ctx: Context) -> Iterator[Gateway]:
+    """All that there may be."""
+    yield public_gateway(ctx)
+    if ctx.system:
+        yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
 
 
-def start_gateway(ctx: Context, attempt: AttemptDir) -> None:
-    argv = [*ctx.commands.gateway, str(ctx.home.root)]
-    about = {"role": "gateway", "attempt": int(attempt.root.name), "gateway": settings_of(ctx)}
-    env = {**ctx.commands.environment(ctx.home), FOR_ALL: "1" if is_for_all(ctx) else None}
-    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about)
-    ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
-    log.info("gateway: starting, life %s", attempt.root.name)
+def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
+    """The newest life of each."""
+    for gateway in gateways(ctx):
+        yield from gateway.lives[-1:]
 
 
 def stop_gateway(ctx: Context) -> bool:
-    """Ask it to end when its requests have; False when there is none."""
-    lives = list(attempts_under(ctx.home.gateway))
-    return bool(lives) and ctx.processes.signal(lives[-1], signal.SIGTERM)
+    """Ask all to end when their requests have; False when there is none that everybody asks."""
+    public, *_ = [gateway_process.stop(ctx, gateway) for gateway in gateways(ctx)]
+    return public
 
 
 def gateway_socket(ctx: Context) -> str | None:
     """Where the gateway answers now."""
-    lives = list(attempts_under(ctx.home.gateway))
-    is_up = bool(lives) and ctx.processes.inspect(lives[-1]).phase == "alive" and answers(ctx.home.gateway_socket)
-    return str(ctx.home.gateway_socket) if is_up else None
+    gateway = public_gateway(ctx)
+    return str(gateway.socket) if is_up(ctx, gateway) else None
 
 
 async def gateway_up(ctx: Context) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.daemon.as_user import as_user
 from lorad.daemon.context import Context, request_of, spec_of
-from lorad.daemon.on_behalf import connection_to, in_thread
-from lorad.daemon.place import groups, room_for, setup_of
+from lorad.daemon.on_behalf import connection_to, in_thread, on_behalf
+from lorad.daemon.place import room_for, setups_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.processes import log_tail
@@ -61,7 +60,7 @@ def pool_for(ctx: Context, run: Row) -> Pool:
         look_at_process(ctx, pool)
         if pool.process.is_up and pool.stop_asked is None and fits(ctx, run, pool):
             return pool
-    setups = {devices: setup_of(ctx, run, devices)[0] for devices in groups(ctx, run)}
+    setups = {devices: setup for devices, (setup, _) in setups_of(ctx, run).items()}
     devices, reason = room_for(ctx, setups)
     if devices is None:
         raise Conflict(f"no device is free for {run['name']}'s base: {reason}", hint="Try again later.")
@@ -74,7 +73,7 @@ def fits(ctx: Context, run: Row, pool: Pool) -> bool:
     """Whether the pool can serve versions of the run: with any number of threads, deterministic or not. False when none
     can: its files are gone, or its backend or its GPUs."""
     try:
-        setups = [setup_of(ctx, run, devices)[0] for devices in groups(ctx, run)]
+        setups = [setup for setup, _ in setups_of(ctx, run).values()]
     except (OSError, msgspec.MsgspecError, LoradError):
         return False
     alike = {"threads": pool.setup.threads, "deterministic": pool.setup.deterministic}
@@ -133,11 +132,10 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
         ctx.waiting.discard(connection)
 
 
-def is_chat(ctx: Context, run: Row) -> bool:
+async def is_chat(ctx: Context, run: Row) -> bool:
     """Whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
     data = spec_of(run).data
     learned = data.train not in TASKS or run["reason"] == EndReason.IMPORTED
-    model = Path(request_of(run).model_path)
-    with as_user(ctx.user(run["owner_uid"])):
-        has_template = has_chat_template(model)
-    return data.chat_template == "auto" and learned and has_template
+    if data.chat_template != "auto" or not learned:
+        return False
+    return await on_behalf(ctx, run["owner_uid"], has_chat_template, Path(request_of(run).model_path))

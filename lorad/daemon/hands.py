@@ -1,10 +1,11 @@
-"""Threads that work for one user each: whoever stops their own pool, or has a disk that hangs, holds up nobody else."""
+"""Threads and turns of one user each: whoever stops their own pool, or has a disk that hangs, holds up nobody else."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -36,3 +37,27 @@ class Hands:
     def _done(self, uid: int) -> None:
         self._busy[uid] -= 1
         self._busy += Counter()  # forget who has none
+
+
+class Turns:
+    """A few at a time of one user; a few more wait for their turn, in order."""
+
+    def __init__(self, what: str, at_once: int, most: int) -> None:
+        self._what, self._at_once, self._most = what, at_once, most
+        self._there: Counter[int] = Counter()
+        self._free: dict[int, asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, uid: int) -> AsyncIterator[None]:
+        """Raises Conflict for one of whose too many wait."""
+        if self._there[uid] >= self._most:
+            told = f"{self._at_once} {self._what} are under way, {self._most - self._at_once} more wait"
+            raise Conflict(f"of user {uid}, {told}", hint="Try again when some have ended.")
+        self._there[uid] += 1
+        try:
+            async with self._free.setdefault(uid, asyncio.Semaphore(self._at_once)):
+                yield
+        finally:
+            self._there[uid] -= 1
+            if not self._there[uid]:
+                del self._there[uid], self._free[uid]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from functools import partial
 
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
 from lorad.daemon.guests import call_load, fits, waited_for
-from lorad.daemon.on_behalf import connection_to
+from lorad.daemon.on_behalf import connection_to, in_thread
 from lorad.daemon.pool import Pool, Refusal
 from lorad.daemon.pools import ask_status
 from lorad.daemon.tenants import room_in
@@ -76,11 +74,11 @@ async def settle(ctx: Context, pool: Pool, lacking: list[Row], spare: list[str])
     """What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere."""
     try:
         if spare:
-            await asyncio.to_thread(let_go, ctx, pool, spare)
+            await in_thread(ctx, pool.setup.owner, let_go, ctx, pool, spare)
         for row in lacking:
             try:
                 refuse_other_base(ctx, runs.get(ctx.store, row["run"]), pool)
-                attestation = await asyncio.to_thread(partial(call_load, ctx, pool, row, keep=True))
+                attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, row, keep=True)
                 if attestation.verdict == "failed":
                     raise LoradError(attestation.detail)
                 pool.refusals.pop(name_of(row), None)

@@ -30,6 +30,7 @@ from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import write_json
 from lorad.daemon.request import Caller
+from lorad.daemon.versions import heard
 from lorad.errors import Conflict
 from lorad.models.facts import read_facts
 from lorad.paths import RunDir
@@ -52,6 +53,7 @@ class Import:
     """
 
     name: str
+    owner_uid: int
     source: Path
     spec: Spec
     request: Request
@@ -62,12 +64,12 @@ class Import:
     files: Path
     known: bool
 
-    def row(self, owner_uid: int) -> Row:
+    def row(self) -> Row:
         """As if the run were there: what a pool is chosen by."""
         spec, directory = to_json(self.spec).decode(), str(self.staged)
         return {
             "name": self.name,
-            "owner_uid": owner_uid,
+            "owner_uid": self.owner_uid,
             "spec": spec,
             "directory": directory,
             "pool": None,
@@ -77,7 +79,8 @@ class Import:
 
     def version(self) -> Row:
         """As if it were there: what a pool loads."""
-        return {"run": self.name, "version": self.number, "path": str(self.files), "sha256": self.sha256}
+        version = {"run": self.name, "version": self.number, "path": str(self.files), "sha256": self.sha256}
+        return version | {"owner_uid": self.owner_uid}
 
 
 def refuse_taken(ctx: Context, name: str, model: str) -> None:
@@ -138,11 +141,11 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
         refuse_used(ctx, spec)
     alike = [row for row in versions(ctx.store, name) if row["sha256"] == sha256]
     same = await on_behalf(ctx, uid, lambda: [row for row in alike if is_alike(row, adapter.config)])
-    number = same[-1]["version"] if same else next_number(ctx, name)
+    number = same[-1]["version"] if same else next_number(ctx, name, uid)
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
     files = Path(same[-1]["path"]) if same else RunDir(staged).version(number)
     source = Path(request.source)
-    made = Import(name, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
+    made = Import(name, uid, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
     try:
         staged.mkdir(mode=0o700)
         make_run(RunDir(staged), ctx.user(uid))
@@ -170,10 +173,10 @@ def write_version(made: Import, adapter: Adapter) -> None:
     write_directory(made.files, lambda path: write_peft(adapter, path, model), facts)
 
 
-def next_number(ctx: Context, name: str) -> int:
+def next_number(ctx: Context, name: str, uid: int) -> int:
     """One that no engine has ever seen with this name, not even of an import that was refused just now."""
     prefix = f"{name}@"
-    loaded = [version for pool in ctx.pools.values() if pool.status for version in pool.status.loaded]
+    loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
     seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]
     seen += [path.name for path in RunDir(ctx.runs_root / name).versions.glob("[0-9]*")]
     return max([first_number(ctx.store, name), *(1 + int(number) for number in seen)])

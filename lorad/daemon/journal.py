@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from lorad.adapters.directory import fsync
 from lorad.errors import StorageError
 from lorad.store.record import Change
 
@@ -32,11 +33,11 @@ class DaemonJournal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        is_new = not path.exists()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._undo: int | None = None  # where the file ends without the change that was written last
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        if is_new:
+            fsync(path.parent)
 
     def append(self, kind: str, run: str, by: str, **data: Any) -> None:
         """Raises StorageError (disk full); then nothing was written."""
@@ -64,6 +65,8 @@ class DaemonJournal:
     def _write(self, line: bytes) -> None:
         try:
             size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                line = b"\n" + line
             try:
                 if os.write(self._fd, line) != len(line):
                     raise OSError(28, "No space left on device")
@@ -78,7 +81,7 @@ class DaemonJournal:
 
 class Told(NamedTuple):
     """What a journal tells. changes: those that count, a whole one first if there is any; facts: the lines for people,
-    in order; damaged: numbers of lines that cannot be read."""
+    in order, before the first change: the changes tell the rest; damaged: numbers of lines that cannot be read."""
 
     changes: list[tuple[str, Change]]
     facts: list[dict[str, Any]]
@@ -96,7 +99,7 @@ class _Line(Struct):
 
 def read(path: Path) -> Told:
     """All of a journal; nothing when there is none. Raises OSError."""
-    told = Told([], [], [])
+    told, since = Told([], [], []), 0  # since: facts that stand before what may tell of changes
     if not path.exists():
         return told
     with path.open("rb") as file:
@@ -105,11 +108,14 @@ def read(path: Path) -> Told:
                 continue
             kind, found = decode(line)
             if isinstance(found, Change):
+                if not told.changes:
+                    del told.facts[since:]  # of the same transaction
                 count(told.changes, kind, found)
-            elif found is not None:
-                told.facts.append(found)
-            else:
+            elif found is None:
                 told.damaged.append(number)
+            elif not told.changes:
+                told.facts.append(found)
+            since = len(told.facts) if found is None or kind == STARTED else since
     return told
 
 

@@ -55,7 +55,7 @@ def start_driver(ctx: Context, run: Row) -> None:
     with as_user(user):
         cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run_dir(run).root
     about = {"role": "driver", "run": run["name"], "attempt": run["attempt"], "pool_attempt": life}
-    about |= {"secret_files": secret_files(ctx.config)}
+    about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
     env = ctx.commands.environment(ctx.home)
     ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))

@@ -14,6 +14,7 @@ import msgspec
 from lorad.daemon.facts import end_of, last_facts
 from lorad.daemon.processes import attempts_under, is_locked, read_status
 from lorad.daemon.prune import REMOVED
+from lorad.errors import IntegrityError
 from lorad.paths import RunDir
 from lorad.protocol.journal import read
 from lorad.states import EndReason, Move, RunState
@@ -21,6 +22,7 @@ from lorad.store.db import Row
 from lorad.store.rebuild import Tables
 
 Fact = dict[str, Any]
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError)
 STEP = re.compile(r"from step (\d+)")
 IMPORTED = "imported from "
 
@@ -97,20 +99,34 @@ def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
     events[("of earlier versions", len(events))] = row
 
 
-def add_unknown(tables: Tables, runs_root: Path, *, gone: set[str]) -> None:
-    """Runs that only their directories tell of. gone: names of runs that were removed."""
+def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
+    """Runs that only their directories tell of, unless one of that name was removed: each in words."""
+    gone = {event["run"] for event in tables.rows["events"].values() if event["kind"] == "removed"}
     for directory in sorted(runs_root.iterdir()) if runs_root.is_dir() else []:
         name = directory.name
         is_known = (name,) in tables.rows["runs"] or name in gone or name.startswith((REMOVED, "."))
-        if not is_known and (directory / "journal.jsonl").exists():
-            tables.put("runs", of_directory(directory) | as_it_went(directory))
+        if is_known or not (directory / "journal.jsonl").exists():
+            continue
+        try:
+            row = of_directory(directory) | as_it_went(directory)
+            attempts = list(attempts_of(RunDir(directory)))
+        except UNREADABLE as error:
+            yield f"{directory} is not taken over, as it cannot be read: {error!r}"
+            continue
+        tables.put("runs", row)
+        for attempt in attempts:
+            tables.put("attempts", {"run": name, **attempt})
+        yield f"run {name} is as its directory tells"
 
 
-def add_attempts(tables: Tables) -> None:
+def add_attempts(tables: Tables) -> Iterator[str]:
     """Of runs that are known, what their attempt directories tell beside the journals."""
     for (name,), run in tables.rows["runs"].items():
-        for row in attempts_of(RunDir(Path(run["directory"]))):
-            tables.put("attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {}))
+        try:
+            for row in attempts_of(RunDir(Path(run["directory"]))):
+                tables.put("attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {}))
+        except UNREADABLE as error:
+            yield f"the attempts of run {name} cannot be read: {error!r}"
 
 
 def of_directory(directory: Path) -> Row:
@@ -120,7 +136,8 @@ def of_directory(directory: Path) -> Row:
     text = newest.read_text() if newest.exists() else RunDir(directory).spec.read_text() if directory.is_dir() else "{}"
     spec, about = json.loads(text), directory.stat() if directory.is_dir() else None
     began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
-    uid = about.st_uid if about else 0
+    journal = RunDir(directory).journal
+    uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0  # a shared daemon has the directory
     return {
         "name": directory.name,
         "owner": str(uid),
@@ -144,7 +161,8 @@ def of_directory(directory: Path) -> Row:
 
 
 def as_it_went(directory: Path) -> Row:
-    """The state of a run of whose moves nothing is known. One that seems to work is settled by the next daemon."""
+    """The state of a run of whose moves nothing is known. One that works is settled by the next daemon; one that died
+    without a word is resumed when somebody asks for it."""
     journal = RunDir(directory).journal
     records = [record for record, _ in read(journal)]
     if not records or not any(record.kind == "attempt" for record in records):
@@ -155,8 +173,10 @@ def as_it_went(directory: Path) -> Row:
             return {"state": "ended", "reason": EndReason.IMPORTED.value} | told
         return {"state": RunState.PAUSED.value}
     newest = records[-1].attempt
-    if is_locked(RunDir(directory).attempt(newest)) or (end := end_of(last_facts(journal, newest))) is None:
+    if is_locked(RunDir(directory).attempt(newest)):
         return {"state": RunState.RUNNING.value}
+    if (end := end_of(last_facts(journal, newest))) is None:
+        return {"state": RunState.PAUSED.value}
     known = end.reason in EndReason.__members__.values()
     told = {"reason": end.reason if known else "failed", "detail": end.detail, "ended_at": records[-1].at}
     return {"state": RunState.ENDED.value, "created_at": records[0].at} | told

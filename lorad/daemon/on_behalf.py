@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from lorad.bounds import POOL_BYTES
 from lorad.daemon.as_user import as_user
 from lorad.daemon.context import Context
 from lorad.daemon.pool import Pool
@@ -36,10 +37,10 @@ async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args,
     return await ctx.hands.do(uid, partial(work, *args, **options))
 
 
-def connection_to(ctx: Context, pool: Pool, timeout: float | None = None) -> Connection:
+def connection_to(ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES) -> Connection:
     """To a pool, whose socket lies where its owner may put something else. Raises PoolLost."""
     with as_user(ctx.user(pool.setup.owner)):
-        connection = Connection(Path(pool.setup.socket), timeout=timeout)
+        connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
     if ctx.system and connection.peer_uid != pool.setup.owner:
         connection.close()
         raise PoolLost(f"{pool.setup.socket} is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}")

@@ -19,7 +19,8 @@ REPAIR = "`lorad doctor --repair` builds the database from the journals; to begi
 
 def open_store(home: Home) -> Store:
     """Raises what Store does, and IntegrityError when the database is gone, or older than the journal."""
-    if not home.database.exists() and home.journal.exists() and home.journal.stat().st_size:
+    is_gone = not home.database.exists() or home.database.stat().st_size == 0
+    if is_gone and home.journal.exists() and home.journal.stat().st_size:
         raise IntegrityError(f"{home.database} is gone, and {home.journal} tells of what was in it", hint=REPAIR)
     try:
         return Store(home.database)
@@ -39,15 +40,16 @@ def record(store: Store, journal: DaemonJournal) -> None:
     """From now on the journal has everything that is needed to build the database anew. Raises IntegrityError.
 
     The newest change of the journal may have no counterpart in the database: a daemon that died in between. Where the
-    journal lacks changes (of an earlier version, lost, damaged), it is given all there is.
+    journal lacks changes (of an earlier version, of an upgrade, lost, damaged), it is given all there is.
     """
     there, written = store.recorded, last_change(journal.path)
     if written is not None and written > there + 1:
         told = f"{store.path} is older than {journal.path}, which tells of {written - there} changes more"
         raise IntegrityError(told, hint=REPAIR)
-    if written != there:
+    is_behind = written != there or store.is_upgraded
+    if is_behind:
         log.info("the journal gets all of the database: it has change %s, the database %d", written, there)
-    store.record(journal, all=written != there)
+    store.record(journal, all=is_behind)
 
 
 def tell_start(store: Store, journal: DaemonJournal) -> None:

@@ -83,7 +83,7 @@ def said_by(pid: int) -> Iterator[Path | None]:
 
 
 def holder_of(log: str) -> Path | None:
-    """The attempt directory that a log is in: `…/attempts/0001/log`, `…/attempts/0001/work/trainer.log`."""
+    """The attempt directory that a log is in, or its `work`."""
     parents = Path(log.removesuffix(" (deleted)")).parents
     return next((path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None)
 

@@ -22,7 +22,7 @@ from lorad.daemon.pool import Pool, PoolSetup, setup_for
 from lorad.daemon.pools import find_or_make, stop_pool
 from lorad.daemon.preempt import make_room
 from lorad.daemon.restart import wait_for_restart
-from lorad.daemon.runtime import keep_runtime, runtime_of
+from lorad.daemon.runtime import fixed_threads, keep_runtime, runtime_of
 from lorad.daemon.tenants import need_of_run, tenants_of
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.status import Capacity
@@ -31,6 +31,9 @@ from lorad.states import EndReason, Move, RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row
+
+Asked = dict[Devices, tuple[PoolSetup, Why]]
+MOST_ASKED = 4096  # runs
 
 
 def place_runs(ctx: Context) -> None:
@@ -57,7 +60,7 @@ def place_run(ctx: Context, run: Row, claims: list[Claim]) -> None:
 
 def place(ctx: Context, run: Row, claims: list[Claim]) -> str:
     """Begin an attempt of `run` in a pool, or end it if none can ever take it: ""; else in words what it waits for."""
-    found = {devices: setup_of(ctx, run, devices) for devices in groups(ctx, run)}
+    found = setups_of(ctx, run)
     setups = {devices: setup for devices, (setup, _) in found.items()}
     if never := never_fits(ctx, run, setups):
         ctx.move(run["name"], Move.END, reason=EndReason.FAILED, detail=never)
@@ -78,12 +81,31 @@ def groups(ctx: Context, run: Row) -> list[Devices]:
     return [tuple(ctx.devices[first : first + count]) for first in range(len(ctx.devices) - count + 1)]
 
 
-def setup_of(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
-    """The pool that a run is to have, and why that many threads. A warm pool's are taken where only the load decides.
+def setups_of(ctx: Context, run: Row) -> Asked:
+    """The pool that a run is to have, wherever it could go, and why that many threads. Raises SpecError."""
+    return {devices: offered(ctx, run, devices, *asked) for devices, asked in asked_of(ctx, run).items()}
+
+
+def asked_of(ctx: Context, run: Row) -> Asked:
+    """Of `asked_by`, for all devices. Who waits in the queue is looked at again and again: made when what it is made of
+    changed."""
+    settings = run["spec"], run["owner_uid"], request_of(run), fixed_threads(ctx, run)
+    made_of = (*settings, ctx.machine(), ctx.config, *ctx.devices)
+    before, found = ctx.asked.get(run["name"], (None, {}))
+    if before == made_of:
+        return found
+    if len(ctx.asked) > MOST_ASKED:
+        ctx.asked.clear()
+    found = {devices: asked_by(ctx, run, devices) for devices in groups(ctx, run)}
+    ctx.asked[run["name"]] = made_of, found
+    return found
+
+
+def offered(ctx: Context, run: Row, devices: Devices, setup: PoolSetup, why: Why) -> tuple[PoolSetup, Why]:
+    """For a run that asks for `setup`. A warm pool's threads are taken where only the load decides.
 
     Servers may take more than the run needs, of a warm pool or of the one that it had.
     """
-    setup, why = asked_by(ctx, run, devices)
     for pool in ctx.pools.values():
         is_warm = pool.stop_asked is None and (pool.process.is_up or bool(tenants_of(ctx, pool)))
         if pool.setup.takes(setup) and (is_warm or pool.id == run["pool"]):
@@ -125,8 +147,8 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     """By kind, the widest server that anybody in the queue asks for."""
     widest: dict[str, PoolSetup] = {}
     for run in runs.in_states(ctx.store, RunState.QUEUED):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, SpecError):
-            asked = asked_by(ctx, run, devices)[0]
+        with contextlib.suppress(OSError, msgspec.MsgspecError, SpecError, KeyError):  # it needs more devices, or fewer
+            asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:
                 widest[asked.kind] = asked.widened(widest.get(asked.kind, asked))
     return widest

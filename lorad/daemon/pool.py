@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -89,6 +90,8 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
 
     def takes(self, other: PoolSetup) -> bool:
         """Whether a run for `other` may join: nothing differs, but for servers that take more rank or more context."""
+        if self.server is None or other.server is None:
+            return self.key == other.key
         return self.key == other.widened(self).key == self.widened(other).key
 
     def widened(self, other: PoolSetup) -> PoolSetup:
@@ -128,7 +131,9 @@ class Pool:
     process: ProcessState = field(default_factory=lambda: ProcessState("absent"))
     status: PoolStatus | None = None
     polled_at: float = 0.0
-    is_polled: bool = False
+    asked_at: float = 0.0  # the newest question, whose answer makes `polled_at`
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_slow: bool = False  # it took its time for that, or said nothing
     guests: int = 0  # requests that use it and are no runs
     serves: set[str] = field(default_factory=set)  # runs for which it is kept up, see `serving.py`
     used_at: float = field(default_factory=time.monotonic)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
+from functools import partial
 
 import msgspec
 
+from lorad.bounds import STATUS_BYTES
 from lorad.daemon.belongings import make_attempt, make_pool
 from lorad.daemon.context import Context
 from lorad.daemon.devices import lock_file
@@ -109,25 +112,36 @@ def watch_pools(ctx: Context) -> None:
         if pool.process.is_up or (pool.process.phase == "absent" and pool.number):
             look_at_process(ctx, pool)
         is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
-        if pool.process.phase == "alive" and is_due and not pool.is_polled:
-            pool.is_polled = True
+        if pool.process.phase == "alive" and is_due and not pool.asking.locked():
             ctx.spawn(ask_status(ctx, pool))
 
 
 async def refresh(ctx: Context) -> None:
-    """Ask all pools that are up, unless they said something just now."""
+    """Ask all pools that are up, unless they said something just now; those that hang keep nobody waiting for long."""
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
     since = time.monotonic() - FRESH_SECONDS
     old = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and pool.polled_at < since]
-    await asyncio.gather(*(ask_status(ctx, pool) for pool in old))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await asyncio.gather(*(ask_status(ctx, pool) for pool in old if not pool.is_slow))
 
 
 async def ask_status(ctx: Context, pool: Pool) -> None:
+    """One question at a time: whoever comes meanwhile has the answer to the next one, together with all others."""
+    came = time.monotonic()
+    async with pool.asking:
+        if pool.asked_at < came:
+            pool.asked_at = time.monotonic()
+            await asked(ctx, pool)
+
+
+async def asked(ctx: Context, pool: Pool) -> None:
     opened: list[Connection] = []
+    call = partial(call_status, ctx, pool, abandoned(ctx, pool), opened)
     try:
-        asking = asyncio.to_thread(call_status, ctx, pool, abandoned(ctx, pool), opened)
-        status = await asyncio.wait_for(asking, 3 * ANSWER_SECONDS)  # a pool of a user's may drip its answer
+        async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
+            status = await ctx.polls.do(pool.setup.owner, call)
         if pool.process.phase == "alive":
             first, pool.status = pool.status is None, status
             if first:
@@ -135,10 +149,11 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
                 ctx.waker.poke()
     except (LoradError, OSError) as error:
         log.debug("pool %s does not answer: %s", pool.id, error)
+    finally:
         for connection in opened:
             connection.abort()
-    finally:
-        pool.is_polled, pool.polled_at = False, time.monotonic()
+        pool.polled_at = time.monotonic()
+        pool.is_slow = pool.polled_at - pool.asked_at > ANSWER_SECONDS
 
 
 def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
@@ -150,7 +165,7 @@ def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
 
 
 def call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
-    with connection_to(ctx, pool, ANSWER_SECONDS) as connection:
+    with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
         opened.append(connection)
         for slot in evicted:
             connection.call("evict", slot)
@@ -183,11 +198,11 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
 
 async def ask_shutdown(ctx: Context, pool: Pool) -> None:
     def call() -> None:
-        with connection_to(ctx, pool, ANSWER_SECONDS) as connection:
+        with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
             connection.call("shutdown", Nothing())
 
     try:
-        await asyncio.to_thread(call)
+        await ctx.polls.do(pool.setup.owner, call)
     except (LoradError, OSError) as error:
         log.debug("pool %s: shutdown: %s", pool.id, error)
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
+import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lorad import config
+from lorad.children import guard
 from lorad.daemon.context import Context
 from lorad.daemon.secrets import secrets_of
 from lorad.errors import SpecError, from_wire
 from lorad.specs import Spec
 
 PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
+END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
 async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, Any]:
     """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it takes too
-    long or falls over.
+    long or falls over, and Conflict when too many of that user's wait.
 
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends.
     """
+    async with ctx.checks.turn(uid):
+        return await checked(ctx, spec, cwd, uid)
+
+
+async def checked(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, Any]:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
     warm = any(
         p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
@@ -39,18 +50,40 @@ async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, A
     env = {**(os.environ if user is None else user.environment), **ctx.commands.environment(ctx.home)}
     env |= secrets_of(box)
     argv = argv if user is None else user.command(argv, Path("/"))
-    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env)
     try:
-        async with asyncio.timeout(ctx.patience.preflight):
+        async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight):
             output, errors = await exchanged(process, question)
     except TimeoutError:
         raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
-    finally:
-        await end(process)
     facts = answer(output, errors)
     if ctx.home.config.exists():
         ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends)
     return facts
+
+
+@contextlib.asynccontextmanager
+async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Process]:
+    """A process that ends, with whatever user code started from it, when this is left or the daemon is gone.
+
+    Its guard is the daemon's own, also where `argv` becomes another user: nobody but the daemon can end it.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--", *argv]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=env,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        try:
+            yield process
+        finally:
+            await end(process)
 
 
 async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
@@ -61,6 +94,7 @@ async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
     readers = [asyncio.create_task(all_of(stream)) for stream in (process.stdout, process.stderr)]
     try:
         output, errors = await asyncio.gather(*readers)
+        await process.wait()
         return output, errors
     finally:
         for reader in readers:
@@ -86,11 +120,32 @@ def slow(spec: Spec) -> str:
 
 
 async def end(process: Process) -> None:
-    """Its pipes are closed as well: what it started may hold them, and nobody reads the rest."""
-    if process.returncode is None:
-        process.kill()
-        process._transport.close()  # type: ignore[attr-defined]
-        await process.wait()
+    """Of a guard: when nothing is left of what it started, or nothing that can be killed. A daemon that ends waits for
+    it, too: a guard that is killed itself ends nothing more."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(guard.KILL_NOW)
+    ending, cancelled = asyncio.ensure_future(ended(process)), False
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def ended(process: Process) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.gather(passed_over(process.stdout), passed_over(process.stderr), process.wait())
+    process._transport.close()  # type: ignore[attr-defined]
+
+
+async def passed_over(stream: asyncio.StreamReader | None) -> None:
+    while stream is not None and await stream.read(1 << 16):
+        pass
 
 
 def answer(output: bytes, errors: bytes) -> dict[str, Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
+import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.context import Context, run_dir, spec_of
-from lorad.daemon.versions import is_loaded, name_of
-from lorad.errors import NotFound
+from lorad.daemon.on_behalf import in_thread
+from lorad.daemon.versions import heard, is_loaded, name_of
+from lorad.errors import Conflict, NotFound
 from lorad.paths import RunDir
 from lorad.states import RunState
+from lorad.store import runs
 from lorad.store.checkpoints import checkpoints, mark_deleted
 from lorad.store.db import Row
 from lorad.store.runs import attempts
@@ -28,6 +32,8 @@ CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users
 SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
 VERSION = re.compile(r"[0-9]{1,12}")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
+LISTED = 32768  # names of a directory that are looked at: whoever puts more there keeps them
+AT_ONCE = 256  # that go after one checkpoint; the rest goes after the next
 
 
 class Doomed(NamedTuple):
@@ -41,9 +47,37 @@ class Doomed(NamedTuple):
 
 def prune(ctx: Context, run: Row) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
-    for item in doomed(ctx, run):
-        if (gone := delete(ctx, item)) is not None:
-            ctx.spawn(asyncio.to_thread(discard, gone))
+    if has_silent_pool(ctx, run):
+        ctx.unpruned.add(run["name"])
+    if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
+        ctx.spawn(discarded(ctx, run["owner_uid"], gone))
+
+
+def prune_again(ctx: Context) -> None:
+    """Runs whose versions a pool might have had, which has answered since."""
+    for name in sorted(ctx.unpruned):
+        with contextlib.suppress(NotFound):
+            run = runs.get(ctx.store, name)
+            if has_silent_pool(ctx, run):
+                continue
+            prune(ctx, run)
+        ctx.unpruned.discard(name)
+
+
+def has_silent_pool(ctx: Context, run: Row) -> bool:
+    """One that has yet to answer a new daemon may have loaded any version of the run."""
+    return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run["owner_uid"]))
+
+
+async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
+    """Of one who has too much under way, they go later, as leftovers."""
+    with contextlib.suppress(Conflict):
+        await in_thread(ctx, uid, discard_all, paths)
+
+
+def discard_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        discard(path)
 
 
 def doomed(ctx: Context, run: Row) -> list[Doomed]:
@@ -68,7 +102,8 @@ def old_checkpoints(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]
     wanted = {(row["step"], row["attempt"]) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
     found = []
-    for path in listed(run_dir(run).checkpoints):
+    for name in names_in(run_dir(run).checkpoints):
+        path = run_dir(run).checkpoints / name
         if (key := key_of(path)) is None:
             continue
         is_unknown = key not in known and key[1] == run["attempt"]  # its record is on its way
@@ -87,18 +122,16 @@ def old_versions(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
-    present = [path for path in listed(run_dir(run).versions) if VERSION.fullmatch(path.name)]
+    directory, why = run_dir(run).versions, f"checkpoint.keep_versions is {keep}"
+    present = [name for name in names_in(directory) if VERSION.fullmatch(name)]
     needed = {row["version"] for row in kept} | {run["version"]}
-    free = [path for path in present[:-keep] if int(path.name) not in needed and is_free(ctx, run, int(path.name))]
-    return [Doomed(run["name"], path, "version", f"checkpoint.keep_versions is {keep}") for path in free]
+    free = [name for name in present[:-keep] if int(name) not in needed and is_free(ctx, run, int(name))]
+    return [Doomed(run["name"], directory / name, "version", why) for name in free]
 
 
 def is_free(ctx: Context, run: Row, number: int) -> bool:
-    """Nobody has pinned, aliased, loaded or in hand the version; one without a row yet is on its way.
-
-    A pool that has yet to answer a new daemon may have loaded it.
-    """
-    if any(pool.process.is_up and pool.status is None for pool in ctx.pools.values()):
+    """Nobody has pinned, aliased, loaded or in hand the version; one without a row yet is on its way."""
+    if has_silent_pool(ctx, run):
         return False
     try:
         row = get_version(ctx.store, run["name"], number)
@@ -109,7 +142,8 @@ def is_free(ctx: Context, run: Row, number: int) -> bool:
 
 def old_samples(run: Row) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_samples
-    old = sorted(listed(run_dir(run).samples), key=age)[:-keep] if keep else []
+    names = names_in(run_dir(run).samples) if keep else []
+    old = sorted((run_dir(run).samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
     return [Doomed(run["name"], path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
 
 
@@ -159,15 +193,25 @@ def sweep(directory: RunDir) -> None:
 def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
     since = min(before, time.time() - LEFTOVER_SECONDS)
     parents = (directory.versions, directory.checkpoints)
-    return [path for parent in parents for path in listed(parent) if is_leftover(path, since)]
+    found = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
+    return [path for path in found if is_older(path, since)]
 
 
-def is_leftover(path: Path, since: float) -> bool:
+def is_older(path: Path, since: float) -> bool:
     try:
-        return path.name.startswith(TEMPORARY) and path.lstat().st_mtime < since
+        return path.lstat().st_mtime < since
     except OSError:
         return False
 
 
 def listed(parent: Path) -> list[Path]:
-    return sorted(parent.iterdir()) if parent.is_dir() else []
+    return [parent / name for name in names_in(parent)]
+
+
+def names_in(parent: Path) -> list[str]:
+    """In order, at most LISTED: the directory may be another user's. None where it is no directory."""
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(entry.name for entry in islice(entries, LISTED))
+    except (FileNotFoundError, NotADirectoryError):
+        return []

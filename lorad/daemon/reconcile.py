@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from lorad.daemon.launch import launch
 from lorad.daemon.place import place_runs
 from lorad.daemon.pools import put_away_pools, watch_pools
 from lorad.daemon.prune import prune as prune_run
+from lorad.daemon.prune import prune_again
 from lorad.daemon.rotate import rotate as rotate_logs
 from lorad.daemon.serving import keep_serving as keep_pools_serving
 from lorad.daemon.settle import settle
@@ -25,6 +27,7 @@ from lorad.daemon.stop import stop as stop_run
 from lorad.daemon.sweeps import halve as halve_sweeps
 from lorad.daemon.table import keep_table
 from lorad.errors import LoradError
+from lorad.protocol.journal import Record
 from lorad.states import Move, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
@@ -35,11 +38,13 @@ ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 async def reconcile(ctx: Context) -> None:
-    """Until the daemon closes."""
-    told = events.last_id(ctx.store)
+    """Until the daemon closes. However much there is to do, as much time is left for requests."""
+    told, clock = events.last_id(ctx.store), asyncio.get_running_loop().time
     while not ctx.closing:
+        began = clock()
         guarded(pass_once, ctx)
         told = tell(ctx, told)
+        await asyncio.sleep(clock() - began)
         await ctx.waker.wait(journals(ctx))
 
 
@@ -55,10 +60,12 @@ def pass_once(ctx: Context) -> None:
     start(ctx)
     stop(ctx)
     put_away(ctx)
+    prune(ctx)
     tell_leases(ctx)
     hold(ctx)
     tell_gateway(ctx)
     keep_gateway(ctx)
+    tidy(ctx)
     rotate(ctx)
 
 
@@ -68,7 +75,7 @@ def watch(ctx: Context) -> None:
 
 
 def ingest(ctx: Context) -> None:
-    each(ctx, ingest_run, *ACTIVE)
+    guarded(ingest_all, ctx)
 
 
 def confirm(ctx: Context) -> None:
@@ -108,6 +115,10 @@ def put_away(ctx: Context) -> None:
     put_away_pools(ctx, serving | {run["pool"] for run in runs.in_states(ctx.store, *ACTIVE)})
 
 
+def prune(ctx: Context) -> None:
+    guarded(prune_again, ctx)
+
+
 def tell_leases(ctx: Context) -> None:
     guarded(keep_leases, ctx)
 
@@ -133,11 +144,18 @@ def rotate(ctx: Context) -> None:
     guarded(rotate_logs, ctx)
 
 
-def ingest_run(ctx: Context, run: Row) -> None:
-    """Take in what the driver wrote, and make room when it has one checkpoint more."""
-    fresh = take_in_or_end(ctx, run)
-    if any(record.kind == "checkpoint" for record in fresh):
-        prune_run(ctx, run)
+def ingest_all(ctx: Context) -> None:
+    """Take in what the drivers wrote, on disk at once; then make room where there is one checkpoint more."""
+    fresh: dict[str, list[Record]] = {}
+
+    def ingest_run(ctx: Context, run: Row) -> None:
+        fresh[run["name"]] = take_in_or_end(ctx, run)
+
+    with ctx.store.write():
+        each(ctx, ingest_run, *ACTIVE)
+    for name, records in fresh.items():
+        if any(record.kind == "checkpoint" for record in records):
+            guarded(prune_run, ctx, runs.get(ctx.store, name))
 
 
 def confirm_run(ctx: Context, run: Row) -> None:

@@ -17,7 +17,7 @@ from lorad import config
 from lorad.adapters.directory import fsync
 from lorad.daemon import legacy
 from lorad.daemon.journal import Told, read
-from lorad.daemon.run import lock, prepare
+from lorad.daemon.run import lock
 from lorad.errors import Conflict, IntegrityError
 from lorad.paths import Home, RunDir
 from lorad.store.check import check
@@ -41,13 +41,14 @@ class Repaired(Struct, frozen=True):
 
 def repair(home: Home) -> Repaired:
     """Raises Conflict while the home has a daemon, SpecError, StorageError and IntegrityError: then nothing changed."""
-    prepare(home)
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # that of a shared daemon stays open to its users
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(home))
         except Conflict as error:
             hint = "`lorad daemon stop` ends it, and runs go on; `lorad daemon start` afterwards takes them over."
             raise Conflict(error.message, hint=hint) from None
+        give(home, home.daemon_lock)
         return repaired(home)
 
 
@@ -55,17 +56,19 @@ def repaired(home: Home) -> Repaired:
     told = read(home.journal)
     runs_root = (config.load(home.config).storage or home.root) / "runs"
     tables, words = facts_of(home, told, runs_root)
+    is_complete = not words
     fresh = home.database.with_name(home.database.name + NEW)
     discard(fresh)
     store = Store(fresh)
     try:
-        words += rebuild(store, tables, journals_of(tables), number(told))
-        words += missing_checkpoints(store, is_complete=told.is_complete)
+        words += rebuild(store, tables, journals_of(tables), number(told, is_complete=is_complete))
+        words += missing_checkpoints(store, is_complete=is_complete)
         counts = {table: store.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in COUNTED}
     finally:
         store.close()
     if problems := check(fresh).problems:
         raise IntegrityError(f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}.")
+    give(home, fresh)
     return Repaired(str(home.database), put_in_place(home.database, fresh), counts, words)
 
 
@@ -81,19 +84,18 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     for (name,), row in tables.rows["runs"].items():
         if "directory" not in row:  # the line that told of its beginning is lost
             row |= legacy.of_directory(runs_root / name) | row
+    words += legacy.add_unknown(tables, runs_root)
     if not told.is_complete:
-        gone = {str(fact["run"]) for fact in told.facts if fact["kind"] == "removed"}
-        legacy.add_unknown(tables, runs_root, gone=gone)
-        legacy.add_attempts(tables)
+        words += legacy.add_attempts(tables)
     if not told.is_complete and not told.facts:
         legacy.add_served(tables, home.gateway / "table.json")
     return tables, words
 
 
-def number(told: Told) -> int:
+def number(told: Told, *, is_complete: bool) -> int:
     """Of the newest change. The next daemon tells the journal everything where it was not complete."""
     newest = told.changes[-1][1].number if told.changes else 0
-    return newest if told.is_complete else max(0, newest - 1)
+    return newest if is_complete else max(0, newest - 1)
 
 
 def journals_of(tables: Tables) -> dict[str, Path]:
@@ -111,10 +113,18 @@ def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
     )
     with store.write() as connection:
         for row in store.rows(sql):
-            if not Path(row["path"]).is_dir():
+            path = Path(row["path"])
+            if path.parent.is_dir() and not path.is_dir():
                 mark = "UPDATE checkpoints SET deleted_at = ? WHERE run = ? AND attempt = ? AND step = ?"
                 connection.execute(mark, (time.time(), row["run"], row["attempt"], row["step"]))
     return []
+
+
+def give(home: Home, path: Path) -> None:
+    """To whose home it is: root may repair that of another."""
+    owner = home.root.stat()
+    if owner.st_uid != os.geteuid():
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def put_in_place(database: Path, fresh: Path) -> str | None:

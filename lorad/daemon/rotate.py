@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from lorad.daemon.context import Context, attempt_dir
-from lorad.daemon.processes import attempts_under
+from lorad.daemon.gateway import living_gateways
 from lorad.paths import AttemptDir
 from lorad.states import RunState
 from lorad.store import runs
@@ -55,7 +55,7 @@ async def rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
 def living(ctx: Context) -> Iterator[AttemptDir]:
     yield from (attempt_dir(run) for run in runs.in_states(ctx.store, *ACTIVE))
     yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
-    yield from list(attempts_under(ctx.home.gateway))[-1:]
+    yield from living_gateways(ctx)
 
 
 def cut_all(attempts: list[AttemptDir], limit: int) -> None:

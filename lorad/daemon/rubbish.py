@@ -33,6 +33,19 @@ def everything(ctx: Context, *, of: Callable[[Row], bool] | None = None) -> Iter
         yield from old_pools(ctx)
 
 
+def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
+    """Those of a run's items (of "": of no run) that nothing has asked for since they were found. Delete them before
+    anything is awaited."""
+    now: Iterable[Doomed] = ()
+    if not run:
+        now = (*orphans(ctx), *old_pools(ctx))
+    elif ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (run,)):
+        row = runs.get(ctx.store, run)
+        now = (*doomed(ctx, row), *old_logs(row))
+    known = {(item.kind, item.path) for item in now}
+    return [item for item in items if (item.kind, item.path) in known]
+
+
 def old_logs(run: Row) -> Iterator[Doomed]:
     """Of attempts of a run that is over, all but the newest; what they were started with, and how they ended, stays."""
     if not RunState(run["state"]).is_over:

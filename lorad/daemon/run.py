@@ -25,7 +25,7 @@ from lorad.daemon.reconcile import reconcile
 from lorad.daemon.scrape import scraped
 from lorad.daemon.server import bind, make_app
 from lorad.daemon.system import prepare_shared
-from lorad.errors import Conflict
+from lorad.errors import Conflict, StorageError
 from lorad.paths import Home
 from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.listener import answers
@@ -57,15 +57,28 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
 
 
 def prepare(home: Home) -> None:
-    for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    home.root.chmod(0o700)
+    """Raises StorageError."""
+    with writable():
+        for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.root.chmod(0o700)
+
+
+@contextlib.contextmanager
+def writable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "LORAD_HOME is to be a directory that can be written to."
+        raise StorageError(f"{error.filename}: {error.strerror}", hint=hint) from error
 
 
 @contextlib.contextmanager
 def lock(home: Home) -> Iterator[None]:
-    """One daemon for a home. Raises Conflict."""
-    with open(home.daemon_lock, "a+") as file:
+    """One daemon for a home. Raises Conflict, StorageError."""
+    with contextlib.ExitStack() as stack:
+        with writable():
+            file = stack.enter_context(open(home.daemon_lock, "a+"))
         deadline = time.monotonic() + 2 * GOODBYE_SECONDS
         while not is_ours(file):
             if answers(home.socket) or time.monotonic() > deadline:

@@ -76,7 +76,8 @@ def why_threads(run: Row) -> Why:
 
 def read_kept(run: Row) -> Kept | None:
     try:
-        return msgspec.json.decode((run_dir(run).root / FILE).read_bytes(), type=Kept)
+        with open(f"{run['directory']}/{FILE}", "rb") as file:
+            return msgspec.json.decode(file.read(), type=Kept)
     except FileNotFoundError:
         return None
 

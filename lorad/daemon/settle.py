@@ -7,7 +7,7 @@ import signal
 
 from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.diagnose import in_words_of
-from lorad.daemon.distrust import take_in
+from lorad.daemon.distrust import is_told
 from lorad.daemon.ends import by_force, in_words, was_restarted
 from lorad.daemon.facts import end_of, last_facts
 from lorad.daemon.futile import excuse, pardon
@@ -27,11 +27,12 @@ log = logging.getLogger("lorad.daemon")
 
 
 def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
-    """Move a run whose driver is gone to where it belongs: ended, paused, or queued again."""
+    """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
     name = run["name"]
     reason, detail = verdict(ctx, run, driver)
     try:
-        take_in(ctx, run)
+        if not is_told(ctx, run):
+            return
     except IntegrityError as error:  # nothing more of this run is believed
         reason, detail = EndReason.FAILED, error.message
         runs.set_fields(ctx.store, name, wanted="stop")
@@ -55,6 +56,8 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
     if driver_lost_its_pool(run):
         put_away(ctx, run)
     ctx.pool_gone_since.pop(name, None)
+    ctx.last_words.pop(name, None)
+    ctx.cuts.pop((name, run["attempt"]), None)
     ctx.signalled.pop(attempt_dir(run).root, None)
     prune(ctx, runs.get(ctx.store, name))
 

@@ -24,6 +24,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself would double the start-up
+    from collections.abc import Callable
     from typing import Any
 
 EX_LOCKED = 75  # another shim or its child has the directory, or a lock of `locks` is taken
@@ -58,6 +59,7 @@ def main() -> int:
 
 def live(root: str, command: dict[str, Any]) -> int:
     """The child's whole life. It waits for its status to be on disk before it becomes the program."""
+    end_the_rest = adopt_orphans() if command.get("ends_all") else None
     block_signals()
     gate, opened = os.pipe()
     child = os.fork()
@@ -74,6 +76,8 @@ def live(root: str, command: dict[str, Any]) -> int:
         pass  # a signal ended the child before its program began
     os.close(opened)
     code = wait(child)
+    if end_the_rest is not None:
+        end_the_rest()
     status.update(died(code))
     overwrite(fd, status)
     return 0
@@ -120,13 +124,23 @@ def read_secret(path: str) -> str:
 
 def wait(child: int) -> int:
     """The child's wait status. What is left of its process group is killed while its pid cannot be used again."""
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child:
+        os.waitpid(ended.si_pid, 0)  # an orphan
     block_signals()
     try:  # noqa: SIM105 - contextlib would double the start-up
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
     return os.waitpid(child, 0)[1]
+
+
+def adopt_orphans() -> Callable[[], None]:
+    """From now on a process below, whose parent ends, is this one's child; the answer kills them all."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from lorad.children import guard
+
+    guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
+    return guard.end_the_rest
 
 
 def new_session() -> None:

@@ -1,17 +1,24 @@
 """What the gateway serves under which name: `gateway/table.json`, replaced as a whole.
 
-{aliases: {alias: "run@12"}, versions: {"run@12": {run, version, sha256, path, model_path, chat_template, socket}}}: all
-versions that are pinned or aliased. socket: of a pool that is up and can serve it, or null.
+{aliases: {alias: "run@12"}, versions: {"run@12": {run, version, sha256, path, created_at, owner_uid, model_path,
+socket}}}: all versions that are pinned or aliased. socket: of a pool that is up and can serve it, or null.
+
+Of a shared daemon that is what its front goes by; beside it each owner's gateway has a table of what is theirs:
+`gateway/owners/UID/table.json`, which that user may read, in a directory of the daemon's.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lorad.daemon.belongings import fsync_directory, passable
 from lorad.daemon.context import Context, request_of
-from lorad.daemon.guests import fits, is_chat
+from lorad.daemon.gateway import owners_known, owners_wanted
+from lorad.daemon.guests import fits
 from lorad.daemon.processes import write_json
 from lorad.daemon.versions import name_of
 from lorad.errors import LoradError, StorageError
@@ -33,7 +40,11 @@ def write_table(ctx: Context) -> None:
     served = ctx.served
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
-        write_json(ctx.home.gateway / FILE, table(ctx))
+        told = table(ctx)
+        if ctx.system:
+            for uid in owners_known(ctx) | owners_wanted(ctx):
+                tell_owner(ctx, uid, told)
+        write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
         where = error.filename or ctx.home.gateway
         raise StorageError(f"{where}: {error.strerror}", hint="The gateway goes by its old table till then.") from error
@@ -56,14 +67,41 @@ def table(ctx: Context) -> dict[str, Any]:
 def entries(ctx: Context, run: Row, versions: list[Row]) -> dict[str, Any]:
     """Of versions of one run; none when the run's files cannot be read."""
     try:
-        about = {"model_path": request_of(run).model_path, "chat_template": is_chat(ctx, run)}
-        about |= {"socket": socket_of(ctx, run)}
+        about = {"model_path": request_of(run).model_path, "owner_uid": run["owner_uid"], "socket": socket_of(ctx, run)}
     except (OSError, msgspec.MsgspecError, LoradError):
         return {}
-    keys = ("run", "version", "sha256", "path")
+    keys = ("run", "version", "sha256", "path", "created_at")
     return {name_of(version): {key: version[key] for key in keys} | about for version in versions}
 
 
 def socket_of(ctx: Context, run: Row) -> str | None:
     ready = (pool for pool in ctx.pools.values() if pool.state == "ready" and fits(ctx, run, pool))
     return next((pool.setup.socket for pool in ready), None)
+
+
+def tell_owner(ctx: Context, uid: int, told: dict[str, Any]) -> None:
+    """What of the table is theirs, unless they know. Raises OSError."""
+    versions = {name: about for name, about in told["versions"].items() if about["owner_uid"] == uid}
+    names = {alias: name for alias, name in told["aliases"].items() if name in versions}
+    data = msgspec.json.encode({"aliases": names, "versions": versions})
+    if ctx.tables.get(uid) == data:
+        return
+    directory = ctx.home.gateway_of(uid)
+    passable(directory.parent, directory)
+    put_for(directory / FILE, data, uid)
+    ctx.tables[uid] = data
+
+
+def put_for(path: Path, data: bytes, uid: int) -> None:
+    """A file that `uid` may read, in a directory that only the daemon changes: whole and on disk."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fchmod(file.fileno(), 0o400)
+        os.fchown(file.fileno(), uid, -1)
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    fsync_directory(path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -30,33 +31,31 @@ class Tail:
         self._store = store
         self._lines: deque[Line] = deque()
         self._bytes = 0
-        self._before = self._newest = events.last_id(store)  # ids: all after the first, up to the second, are held
+        self._before = self.newest = events.last_id(store)  # ids: all after the first, up to the second, are held
 
     def after(self, cursor: int, run: str | None) -> list[Line]:
-        """Some events with larger ids, in order; none when there is none. Of `run`: not those of a removed namesake."""
+        """Some events with larger ids, in order; none when there is none up to `newest`. Of `run`: not those of a
+        removed namesake."""
         self._catch_up()
         if cursor < self._before:
             return [line_of(row) for row in events.after(self._store, cursor, run, PAGE)] or self._held(cursor, run)
         return self._held(cursor, run)
 
     def _held(self, cursor: int, run: str | None) -> list[Line]:
-        first = 0
-        if run is not None and (row := self._store.row("SELECT first_event FROM runs WHERE name = ?", (run,))):
-            first = row["first_event"]
-        found, size = list[Line](), 0
-        for line in self._lines:
-            if line.id > cursor and line.id >= first and run in (None, line.run):
-                found.append(line)
-                if (size := size + len(line.text)) >= STREAM_BYTES:
-                    break
-        return found
+        """From the newest back: most followers lack only the last few."""
+        later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
+        found = [line for line in reversed(later) if run in (None, line.run)]
+        if found and (row := self._store.row("SELECT first_event FROM runs WHERE name = ?", (run,))):
+            found = [line for line in found if line.id >= row["first_event"]]
+        sizes = accumulate(len(line.text) for line in found)
+        return [line for line, size in zip(found, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 
     def _catch_up(self) -> None:
-        while rows := events.after(self._store, self._newest, None, PAGE):
+        while rows := events.after(self._store, self.newest, None, PAGE):
             for line in map(line_of, rows):
                 self._lines.append(line)
                 self._bytes += len(line.text)
-            self._newest = self._lines[-1].id
+            self.newest = self._lines[-1].id
             while len(self._lines) > KEPT_LINES or (self._bytes > KEPT_BYTES and len(self._lines) > 1):
                 gone = self._lines.popleft()
                 self._before, self._bytes = gone.id, self._bytes - len(gone.text)

@@ -14,6 +14,7 @@ from pathlib import Path
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import read_peft
 from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool
 from lorad.daemon.pools import refresh
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
@@ -63,7 +64,12 @@ def in_hand(ctx: Context, version: Row) -> Iterator[None]:
 def is_loaded(ctx: Context, version: Row) -> bool:
     """In the engine of a pool, as far as it has said."""
     name = name_of(version)
-    return any(name in pool.status.loaded for pool in ctx.pools.values() if pool.status)
+    return any(name in pool.status.loaded for pool in heard(ctx, version["owner_uid"]) if pool.status)
+
+
+def heard(ctx: Context, owner_uid: int) -> list[Pool]:
+    """The pools that can have what is a user's: those of others in a shared daemon may say what they like."""
+    return [pool for pool in list(ctx.pools.values()) if not ctx.system or pool.setup.owner == owner_uid]
 
 
 def has_files(version: Row) -> bool:

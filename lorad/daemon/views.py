@@ -12,7 +12,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.preempt import told_of
 from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
-from lorad.daemon.versions import has_files
+from lorad.daemon.versions import has_files, is_loaded
 from lorad.paths import AttemptDir
 from lorad.protocol.status import PoolStatus
 from lorad.spec_text import from_json
@@ -119,15 +119,13 @@ def processes_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
 
 
 def version_view(ctx: Context, row: Row) -> dict[str, Any]:
-    """`path` is None while, or after, there are no files; `loaded`: in some pool's engine."""
-    name = f"{row['run']}@{row['version']}"
-    loaded = any(name in pool.status.loaded for pool in list(ctx.pools.values()) if pool.status)
+    """`path` is None while, or after, there are no files."""
     path = row["path"] if has_files(row) else None
-    return {key: row[key] for key in VERSION_KEYS.split()} | {"loaded": loaded, "path": path}
+    return {key: row[key] for key in VERSION_KEYS.split()} | {"loaded": is_loaded(ctx, row), "path": path}
 
 
 def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
-    status = pool.status
+    status = believed(ctx, pool)
     return {
         "pool": pool.id,
         "state": pool.state,
@@ -152,6 +150,17 @@ def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
         "memory_bytes": status.rss_bytes if status else None,
         "idle_seconds": pool.idle_seconds,
     }
+
+
+def believed(ctx: Context, pool: Pool) -> PoolStatus | None:
+    """What a pool says, without what a shared daemon's user claims of runs that are not theirs."""
+    if pool.status is None or not ctx.system:
+        return pool.status
+    rows = ctx.store.rows("SELECT name FROM runs WHERE owner_uid = ?", (pool.setup.owner,))
+    own = {row["name"] for row in rows}
+    tenants = [tenant for tenant in pool.status.tenants if tenant.run in own]
+    loaded = [name for name in pool.status.loaded if name.rpartition("@")[0] in own]
+    return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)
 
 
 def trainer_view(name: str, status: PoolStatus | None) -> dict[str, Any]:

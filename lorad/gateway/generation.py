@@ -115,14 +115,18 @@ class Generator:
     bases: Bases
     peers: Peers
 
-    async def open(self, wish: Wish, tokenize: Tokenize, *, logprobs: bool, size: int) -> Generation:
+    async def open(
+        self, wish: Wish, tokenize: Tokenize, *, logprobs: bool, size: int, meant: str | None = None
+    ) -> Generation:
         """With the pool's first word. When the version is not there (any more), the name is looked up once more, as
-        nothing has been sent. size: of the request in bytes. Raises ApiError and LoradError."""
-        served = await self.resolver.find(wish.model)
+        nothing has been sent. size: of the request in bytes; meant: the version that its name was found to mean, where
+        that is known. Raises ApiError and LoradError."""
+        served = await self.resolver.find(meant or wish.model)
         try:
             return await self._begin(served, wish, tokenize, logprobs=logprobs, size=size)
         except (NotFound, PoolLost, EngineGone):
-            served = await self.resolver.find_another(wish.model, served)
+            is_known = meant is None or wish.model in self.resolver.names().aliases
+            served = await self.resolver.find_another(wish.model if is_known else str(meant), served)
         return await self._begin(served, wish, tokenize, logprobs=logprobs, size=size)
 
     async def _begin(self, served: Served, wish: Wish, tokenize: Tokenize, *, logprobs: bool, size: int) -> Generation:

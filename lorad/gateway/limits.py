@@ -13,6 +13,7 @@ BODY_BYTES = 8 << 20
 BODY_SECONDS = 9.0  # for a body to arrive
 READ_SECONDS = 60.0  # for a client to take what was sent to it
 CONNECTIONS = Bounds(idle=75.0, write=READ_SECONDS, of_own=1024)
+BEHIND_FRONT = Bounds(idle=75.0, write=READ_SECONDS, of_one=1024, of_own=1024)  # of an owner's gateway
 POOL_SECONDS = 600.0  # for a pool to say anything more
 MOST_REQUESTS = 512  # at once
 MOST_OF_ONE = 256  # of one owner
@@ -20,9 +21,10 @@ MOST_SAMPLES = 4096  # of one request: prompts times n
 
 
 class Limits:
-    """Counts completions that are under way."""
+    """Counts completions that are under way. most, of_one: MOST_REQUESTS and MOST_OF_ONE."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None, of_one: int | None = None) -> None:
+        self._most, self._of_one = most, of_one
         self._owners: Counter[str] = Counter()
 
     @property
@@ -32,11 +34,13 @@ class Limits:
     @contextmanager
     def place(self, owner: str) -> Iterator[None]:
         """Around a request. Raises ApiError 429."""
-        if self.under_way >= MOST_REQUESTS or self._owners[owner] >= MOST_OF_ONE:
+        most = MOST_REQUESTS if self._most is None else self._most
+        of_one = MOST_OF_ONE if self._of_one is None else self._of_one
+        if self.under_way >= most or self._owners[owner] >= of_one:
             raise ApiError(
                 429,
                 f"{self._owners[owner]} of your requests and {self.under_way} in all are under way: more than "
-                f"{MOST_OF_ONE} and {MOST_REQUESTS} are not taken at once. Ask again when some have ended.",
+                f"{of_one} and {most} are not taken at once. Ask again when some have ended.",
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
@@ -22,8 +23,8 @@ REMEMBERED = 256  # versions that are in no table
 class Resolver:
     """A request asks once and keeps the answer: it is served by one version from its first token to its last."""
 
-    def __init__(self, home: Home) -> None:
-        self.table = Table(home.gateway / "table.json")
+    def __init__(self, home: Home, table: Path) -> None:
+        self.table = Table(table)
         self._client = Client(home, timeout=DAEMON_SECONDS)
         self._threads = ThreadPoolExecutor(DAEMON_CALLS, thread_name_prefix="daemon")
         self._asking: dict[tuple[str, str | None], asyncio.Task[Served]] = {}

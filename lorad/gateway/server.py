@@ -1,22 +1,19 @@
-"""The gateway's life: it listens on its socket, and on TCP where it is told to, until SIGTERM."""
+"""A gateway's life: it listens on its socket, and on TCP where it is told to, until SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
-from lorad.config import GatewaySettings
-from lorad.gateway.access import Access
-from lorad.gateway.app import Gateway, make_app
-from lorad.gateway.limits import CONNECTIONS
-from lorad.gateway.resolve import Resolver
-from lorad.paths import Home
+from aiohttp import web
+
+from lorad.bounds import Bounds
 from lorad.protocol.bounded import Doorkeeper, bounded
-from lorad.protocol.listener import FOR_ALL, listen, remove
+from lorad.protocol.listener import listen, remove
 
 log = logging.getLogger(__name__)
 
@@ -25,37 +22,36 @@ PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
 LOCAL = "127.0.0.1"
 
 
-async def serve(home: Home, settings: GatewaySettings) -> None:
-    """Raises Conflict when another gateway answers there."""
+async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
+    """Raises Conflict when another one answers there."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with answering(home, settings):
-        log.info("the gateway answers on %s", home.gateway_socket)
+    async with gateway:
         await stopping.wait()
         log.info("the gateway ends")
 
 
 @asynccontextmanager
-async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
+async def listening(
+    app: web.Application, path: Path, bounds: Bounds, *, mode: int = 0o600, port: int | None = None
+) -> AsyncIterator[None]:
     """At the end it takes no more requests, and lets those that are under way end."""
-    for_all = os.environ.get(FOR_ALL) == "1"
-    gateway = Gateway(Resolver(home), Access(settings.tokens, for_all=for_all))
-    runner = bounded(make_app(gateway), handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS)
+    runner = bounded(app, handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
-    path, door = home.gateway_socket, Doorkeeper(runner.server, CONNECTIONS)
-    server = await asyncio.get_running_loop().create_unix_server(door, sock=listen(path, 0o666 if for_all else 0o600))
-    port = asyncio.create_task(listen_on_port(door, settings.port)) if settings.port else None
+    door = Doorkeeper(runner.server, bounds)
+    server = await asyncio.get_running_loop().create_unix_server(door, sock=listen(path, mode))
+    log.info("the gateway answers on %s", path)
+    on_port = asyncio.create_task(listen_on_port(door, port)) if port else None
     try:
-        yield gateway
+        yield
     finally:
         server.close()
         remove(path)
-        if port is not None:
-            port.cancel()
-            await asyncio.gather(port, return_exceptions=True)
+        if on_port is not None:
+            on_port.cancel()
+            await asyncio.gather(on_port, return_exceptions=True)
         await runner.cleanup()
-        await gateway.close()
 
 
 async def listen_on_port(door: Doorkeeper, port: int) -> None:

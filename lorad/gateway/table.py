@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Served(Struct, frozen=True):
-    """A version, and where it is served. socket: of the pool that is up; None when there is none."""
+    """A version, and where it is served. socket: of the pool that is up; None when there is none. owner_uid: whose
+    gateway serves it, where a daemon is shared."""
 
     run: str
     version: int
@@ -22,6 +23,8 @@ class Served(Struct, frozen=True):
     model_path: str
     socket: str | None
     path: str | None = None
+    created_at: float = 0.0
+    owner_uid: int | None = None
 
     @property
     def name(self) -> str:

@@ -24,13 +24,22 @@ class Connection:
     """Calls to one pool, from one run and attempt (or from nobody: run "").
 
     Any failure of the socket raises PoolLost; the caller may make a new Connection with the same `seq` and repeat the
-    call: the pool does nothing twice.
+    call: the pool does nothing twice. most: bytes of one answer, of a pool that is not to be trusted.
     """
 
-    def __init__(self, path: Path, *, run: str = "", attempt: int = 0, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run: str = "",
+        attempt: int = 0,
+        timeout: float | None = None,
+        most: int = frames.MAX_BODY,
+    ) -> None:
         self.run, self.attempt = run, attempt
         self._ids = itertools.count(1)
         self._seq = 0
+        self._most = most
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -47,7 +56,9 @@ class Connection:
 
     def call(self, verb: str, args: Any) -> Any:
         """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
-        *_, result = self.stream(verb, args)
+        result = None
+        for result in self.stream(verb, args):  # noqa: B007
+            pass
         return result
 
     def stream(self, verb: str, args: Any) -> Iterator[Any]:
@@ -93,7 +104,7 @@ class Connection:
     def _receive(self) -> Answer:
         try:
             with HEART.waits():
-                return frames.decode(*frames.read(self._exactly), Answer)
+                return frames.decode(*frames.read(self._exactly, self._most), Answer)
         except (OSError, frames.BadFrame) as error:
             raise PoolLost(f"the pool went away: {error}") from error
 

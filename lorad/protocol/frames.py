@@ -67,9 +67,11 @@ def encode(message: Any) -> list[bytes | memoryview]:
     return [b"".join(parts)] if end < JOIN_BELOW else [part for part in parts if len(part)]
 
 
-def read(recv_exactly: Callable[[int], bytearray]) -> tuple[Prefix, bytearray]:
-    """One frame from a blocking source, for `decode`."""
+def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tuple[Prefix, bytearray]:
+    """One frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
     prefix = parse_prefix(recv_exactly(PREFIX.size))
+    if prefix.body > most:
+        raise BadFrame(f"a frame of {prefix.body} bytes, where {most} are a lot")
     return prefix, recv_exactly(prefix.body)
 
 

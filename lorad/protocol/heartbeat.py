@@ -81,8 +81,9 @@ class Heart:
         self._looped = time.monotonic()
 
     def beat(self) -> Beat:
-        """As of now; counts."""
-        now, busy = time.monotonic(), {who: doing for who, doing in list(self._doing.items()) if doing}
+        """As of now; counts. A thread that ended does nothing any more."""
+        there = {thread.ident for thread in threading.enumerate()}
+        now, busy = time.monotonic(), {who: doing for who, doing in list(self._doing.items()) if doing and who in there}
         if self._looped is not None and now - self._looped > LOOP_SECONDS:
             return Beat(time.time(), self._progress, "one turn of its event loop")
         if all(self._got_on[who] > self._counted for who in busy):

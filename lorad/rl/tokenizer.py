@@ -122,7 +122,10 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     """The file wins over the setting; of several named ones, `default`."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return read_file(path, JSON_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise SpecError(f"{path}: not readable: {error}", hint="download the model again") from error
     found = settings.get("chat_template")
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found}.get("default")

@@ -101,6 +101,7 @@ class Store(Rows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.is_upgraded = False  # just now: what migrations changed no journal was told
         self._recorder: Recorder | None = None
         with _locked(path.with_name(path.name + ".lock")):
             _create(path)
@@ -196,6 +197,7 @@ class Store(Rows):
         if pending:
             with self.write():  # all or nothing, the table of migrations too
                 MIGRATIONS.apply(db)
+            self.is_upgraded = bool(applied)
 
     def _copy_to(self, path: Path) -> None:
         part = path.with_name(path.name + ".part")
@@ -204,11 +206,20 @@ class Store(Rows):
         with contextlib.closing(sqlite3.connect(part)) as copy:
             self._connection.backup(copy)
         part.replace(path)
+        _fsync(path.parent)
 
 
 def _create(path: Path) -> None:
     """Readable by its owner only, as SQLite would not make it."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _fsync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

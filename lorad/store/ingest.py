@@ -1,4 +1,4 @@
-"""From a run's journal into the index: every fact exactly once, in the order of the journal.
+"""From a run's journal into the index: every fact exactly once, in the order of the journal, some records at a time.
 
 Rows and the place up to which the journal was read commit together. When the last record read is no longer where it
 was (the journal was cut: only a record that was never fsynced can go), the journal is read again from its start: facts
@@ -8,9 +8,10 @@ replace their own rows, rows whose record is gone no longer count, and only reco
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Record, read
@@ -18,66 +19,107 @@ from lorad.store import events, facts, runs
 from lorad.store.db import Store
 from lorad.store.limits import bounded, is_told
 
+PORTION, PORTION_BYTES = 200, 1 << 20  # records taken in at once: who asks the daemon meanwhile waits so long
+
+Found = list[tuple[Record, int]]  # records, each with the offset after it
+
 
 class Place(Struct, frozen=True):
-    """The last record that was read: its bytes, number and checksum; seq 0 before the first."""
+    """The last record that was read: its bytes, number and checksum; seq 0 before the first.
+
+    told_seq, told_crc: while the journal is read again, the last record that it had before; 0 otherwise.
+    """
 
     start: int = 0
     offset: int = 0
     seq: int = 0
     crc: int = 0
+    told_seq: int = 0
+    told_crc: int = 0
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """Number and checksum of the last record that has its event."""
+        return max((self.seq, self.crc), (self.told_seq, self.told_crc), key=lambda told: told[0])
+
+
+class Taken(Struct, frozen=True):
+    """new: records never seen before. more: there is more to take in. is_again: the journal is read again from now on.
+    offset: bytes of the journal that were read."""
+
+    new: list[Record]
+    more: bool
+    is_again: bool
+    offset: int
 
 
 def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
-    """Take in what is new in the journal of a run: the new records. A journal that is missing has nothing new.
-
-    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes) and OSError; then
-    nothing was taken in.
-    """
-    runs.get(store, run_name)
-    place = _place(store, run_name)
-    if not journal.exists() or journal.stat().st_size == place.offset:
-        return []
-    continues, found = _unread(journal, place)
-    if continues and not found:
-        return []
-    with store.write() as connection:
-        if not continues:
-            facts.doubt(connection, run_name)
-        new = _take_in(store, connection, run_name, found, place, after=place.seq if continues else 0)
-        if not continues:
-            facts.forget_doubted(connection, run_name)
-        facts.summarize(store, connection, run_name)
-        set_place(connection, run_name, found, place if continues else Place())
+    """All that is new in the journal of a run. Raises as `ingest_some`; what was taken in before that stays."""
+    new, more = list[Record](), True
+    while more:
+        taken = ingest_some(store, run_name, journal)
+        new, more = new + taken.new, taken.more
     return new
 
 
+def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
+    """Take in a portion of what is new in the journal of a run. A journal that is missing has nothing new.
+
+    Raises NotFound (no such run), IntegrityError (a whole record that no driver of this lorad writes) and OSError; then
+    nothing of the portion was taken in.
+    """
+    runs.get(store, run_name)
+    place = _place(store, run_name)
+    nothing = Taken([], False, False, place.offset)
+    if not journal.exists() or (journal.stat().st_size == place.offset and not place.told_seq):
+        return nothing
+    continues, found, more = _unread(journal, place)
+    if continues and not found and not place.told_seq:
+        return nothing
+    if not continues:
+        seq, crc = place.told
+        place = Place(told_seq=seq, told_crc=crc)
+    with store.write() as connection:
+        if not continues:
+            facts.doubt(connection, run_name)
+        new = _take_in(store, connection, run_name, found, place)
+        if place.told_seq and not more:
+            facts.forget_doubted(connection, run_name)
+        facts.summarize(store, connection, run_name)
+        place = place_after(found, place, more=more)
+        set_place(connection, run_name, place)
+    return Taken(new, more, not continues, place.offset)
+
+
 def _place(store: Store, run: str) -> Place:
-    row = store.row('SELECT start, "offset", seq, crc FROM journal_offsets WHERE run = ?', (run,))
+    columns = 'start, "offset", seq, crc, told_seq, told_crc'
+    row = store.row(f"SELECT {columns} FROM journal_offsets WHERE run = ?", (run,))
     return Place(**row) if row else Place()
 
 
-def _unread(journal: Path, place: Place) -> tuple[bool, list[tuple[Record, int]]]:
-    """Whether the journal goes on after `place`, and the records (with the offsets after them) to take in."""
+def _unread(journal: Path, place: Place) -> tuple[bool, Found, bool]:
+    """Whether the journal goes on after `place`, a portion of the records to take in, and whether it is not all."""
     if place.seq:
-        found = list(read(journal, place.start))
-        if not found or (found[0][0].seq, found[0][0].crc) != (place.seq, place.crc):
-            return False, list(read(journal))
-        return True, found[1:]
-    return True, list(read(journal))
+        records = read(journal, place.start)
+        last, _ = next(records, (None, 0))
+        if last is None or (last.seq, last.crc) != (place.seq, place.crc):
+            return False, *_portion(read(journal))
+        return True, *_portion(records)
+    return True, *_portion(read(journal))
 
 
-def _take_in(
-    store: Store,
-    connection: sqlite3.Connection,
-    run: str,
-    found: list[tuple[Record, int]],
-    place: Place,
-    *,
-    after: int,
-) -> list[Record]:
-    """Rows for the records with seq > `after`, each seq once; those that `place` had not seen get events."""
-    new = []
+def _portion(records: Iterable[tuple[Record, int]]) -> tuple[Found, bool]:
+    found: Found = []
+    for record in records:
+        found.append(record)
+        if len(found) == PORTION or found[-1][1] - found[0][1] >= PORTION_BYTES:
+            return found, True
+    return found, False
+
+
+def _take_in(store: Store, connection: sqlite3.Connection, run: str, found: Found, place: Place) -> list[Record]:
+    """Rows for the records after `place`, each seq once; those that had no event yet get one."""
+    new, after = [], place.seq
     for record, _ in found:
         if record.seq <= after:
             continue
@@ -89,7 +131,8 @@ def _take_in(
             raise IntegrityError(
                 f"record {record.seq} of the journal of run {run} is not understood: {error!r}"
             ) from error
-        if record.seq > place.seq or (record.seq == place.seq and record.crc != place.crc):
+        seq, crc = place.told
+        if record.seq > seq or (record.seq == seq and record.crc != crc):
             events.append(store, run, record.kind, facts.event_data(record), at=record.at)
             if left_out and not is_told(connection, run, left_out):
                 events.append(store, run, "warning", {"message": left_out})
@@ -97,12 +140,20 @@ def _take_in(
     return new
 
 
-def set_place(connection: sqlite3.Connection, run: str, found: list[tuple[Record, int]], before: Place) -> None:
+def place_after(found: Found, before: Place, *, more: bool = False) -> Place:
+    """The place behind a portion."""
+    seq, crc = (before.told_seq, before.told_crc) if more else (0, 0)
+    if not found:
+        return Place(before.start, before.offset, before.seq, before.crc, seq, crc)
+    record, offset = found[-1]
     start = found[-2][1] if len(found) > 1 else before.offset
-    place = Place(start, found[-1][1], found[-1][0].seq, found[-1][0].crc) if found else before
+    return Place(start, offset, record.seq, record.crc, seq, crc)
+
+
+def set_place(connection: sqlite3.Connection, run: str, place: Place) -> None:
     connection.execute(
-        'INSERT INTO journal_offsets (run, start, "offset", seq, crc) VALUES (?, ?, ?, ?, ?) '
+        'INSERT INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) VALUES (?, ?, ?, ?, ?, ?, ?) '
         "ON CONFLICT DO UPDATE SET start = excluded.start, offset = excluded.offset, seq = excluded.seq, "
-        "crc = excluded.crc",
-        (run, place.start, place.offset, place.seq, place.crc),
+        "crc = excluded.crc, told_seq = excluded.told_seq, told_crc = excluded.told_crc",
+        (run, *structs.astuple(place)),
     )

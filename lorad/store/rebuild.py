@@ -11,18 +11,27 @@ from typing import Any
 import msgspec
 
 from lorad.errors import IntegrityError
-from lorad.protocol.journal import Record, read
+from lorad.protocol.journal import read
 from lorad.store import facts
 from lorad.store.db import Row, Store
-from lorad.store.ingest import Place, set_place
+from lorad.store.ingest import Found, Place, place_after, set_place
 from lorad.store.limits import bounded
 from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
 
 Key = tuple[Any, ...]
+NOT_UNDERSTOOD = (
+    *(KeyError, TypeError, OverflowError, IntegrityError),
+    *(sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError),
+)
 OF_A_RUN = ("attempts", "versions", "checkpoints")
 COLLECTED = """
 CREATE TEMP TABLE collected (at REAL, source INTEGER, n INTEGER, id INTEGER, told REAL, run TEXT, kind TEXT, data TEXT)
 """
+FIRST = "CREATE TEMP TABLE first AS SELECT r.name AS run, c.at FROM runs r JOIN collected c ON c.id = r.first_event"
+LATER = (
+    "UPDATE collected SET at = first.at FROM first "
+    "WHERE collected.run = first.run AND collected.id IS NULL AND collected.at < first.at"
+)
 
 
 @dataclass
@@ -34,7 +43,7 @@ class Tables:
     def apply(self, change: Change) -> None:
         """As if it were committed."""
         for table, keys in change.gone.items():
-            for key in keys:
+            for key in keys if table in KEYS else ():
                 self.forget(table, tuple(key))
         for table, rows in change.rows.items():
             for row in rows if table in KEYS else ():
@@ -59,8 +68,9 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
         connection.execute(COLLECTED)
         rows = tables.rows
         insert(connection, "runs", rows["runs"].values(), told)
-        for source, (run, journal) in enumerate(journals.items(), 1):
-            told += take_in(store, connection, run, journal, source)
+        there = {name for (name,) in connection.execute("SELECT name FROM runs")}
+        for source, run in enumerate((run for run in journals if run in there), 1):
+            told += take_in(store, connection, run, journals[run], source)
         insert(connection, "attempts", rows["attempts"].values(), told)
         for table in ("versions", "checkpoints"):
             change(connection, table, rows[table].values())
@@ -76,25 +86,28 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
 
 def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int) -> Iterator[str]:
     """The rows of a run's journal, as `ingest` makes them, and its events, to be put in order later."""
-    last: list[tuple[Record, int]] = []
+    last: Found = []
     after, found = 0, list[tuple[Any, ...]]()
-    for record, offset in read(journal):
-        if record.seq <= after:
-            continue
-        after = record.seq
-        try:
-            record, _ = bounded(record)
-            facts.put(connection, run, record)
-        except (KeyError, TypeError, OverflowError, IntegrityError, sqlite3.IntegrityError) as error:
-            yield f"record {record.seq} of {journal} is not understood: {error!r}"
-            break
-        if record.kind in TOLD_BY_RUNS:
-            data = msgspec.json.encode(facts.event_data(record)).decode()
-            found.append((None, record.at, run, record.kind, data))
-        last = [*last[-1:], (record, offset)]
+    try:
+        for record, offset in read(journal):
+            if record.seq <= after:
+                continue
+            after = record.seq
+            try:
+                record, _ = bounded(record)
+                facts.put(connection, run, record)
+            except NOT_UNDERSTOOD as error:
+                yield f"record {record.seq} of {journal} is not understood: {error!r}"
+                break
+            if record.kind in TOLD_BY_RUNS:
+                data = msgspec.json.encode(facts.event_data(record)).decode()
+                found.append((None, record.at, run, record.kind, data))
+            last = [*last[-1:], (record, offset)]
+    except (OSError, IntegrityError) as error:  # of reading
+        yield f"{journal} cannot be read after record {after}: {error}"
     collect(connection, found, source)
     facts.summarize(store, connection, run)
-    set_place(connection, run, last, Place())
+    set_place(connection, run, place_after(last, Place()))
 
 
 def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
@@ -141,6 +154,9 @@ def number_events(connection: sqlite3.Connection) -> None:
 
     What comes next gets a larger number than any event ever had: whoever follows events goes on where they were.
     """
+    # Whatever the clock said, nothing of a run comes before its first event.
+    for statement in (FIRST, LATER, "DROP TABLE first"):
+        connection.execute(statement)
     known = [row[0] for row in connection.execute("SELECT id FROM collected WHERE id IS NOT NULL ORDER BY id")]
     (count,) = connection.execute("SELECT count(*) FROM collected").fetchone()
     rows = connection.execute("SELECT id, told, run, kind, data FROM collected ORDER BY at, source, n")

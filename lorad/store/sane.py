@@ -11,6 +11,7 @@ from lorad.protocol.journal import Record
 
 PATHS = {"version": ("path", "versions"), "checkpoint": ("path", "checkpoints"), "step": ("samples", "samples")}
 NUMBERS = ("version", "parent", "rank", "bytes", "problems", "failed", "position", "to", "resumed_from")
+WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 MOST_STEPS, MOST_ATTEMPTS, MOST = 10**12, 10**6, 2**53
 LATEST = 4.0e9  # Unix seconds
@@ -40,6 +41,8 @@ def strange(record: Record) -> str:
         key, directory = PATHS[record.kind]
         if key in record.data and not is_below(record.data[key], directory):
             return f"{key} {str(record.data[key])[:200]!r} is not in {directory}/"
+    if wrong := next((key for key in WORDS if isinstance(record.data.get(key), dict | list)), ""):
+        return f"{wrong} is {str(record.data[wrong])[:80]!r}"
     return next((f"{key} is {str(record.data[key])[:80]!r}" for key in NUMBERS if not fits(record.data.get(key))), "")
 
 

@@ -1,7 +1,7 @@
 """Versions of adapters: immutable, so that only what is said about them changes here.
 
 A version's row: the keys of a version in `lorad.client` without `loaded` (only the pool knows), and {attempt, bytes,
-attestation, lineage (False when a rewind passed it)}. `path` is absolute.
+attestation, lineage (False when a rewind passed it), owner_uid (of the run)}. `path` is absolute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lorad.store.db import Row, Rows, Store
 
 SELECT = """
 SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank, v.alpha, v.bytes, v.attested,
-  v.attestation, v.pinned, v.lineage, r.directory || '/' || v.path AS path,
+  v.attestation, v.pinned, v.lineage, r.owner_uid, r.directory || '/' || v.path AS path,
   (SELECT json_group_array(alias) FROM aliases a WHERE a.run = v.run AND a.version = v.version) AS aliases
 FROM versions v JOIN runs r ON r.name = v.run
 """

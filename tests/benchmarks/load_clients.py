@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
+from typing import Any
 
 PAUSES = {"list": 2.0, "show": 2.0, "logs": 0.5}  # seconds between two requests: --watch, a dashboard, logs -f
 KINDS = ("list", "show", "logs", "events", "events") * 2
@@ -31,20 +32,25 @@ class Crowd:
         kind, chance = KINDS[number % len(KINDS)], random.Random(number)
         run = self.runs[number % len(self.runs)]
         await asyncio.sleep(chance.uniform(0.0, 2.0))
+        offset = -65536  # of the log, then where its reader is
         while time.monotonic() < self.ending:
             began = time.monotonic()
             try:
-                await (self.follow(run) if kind == "events" else self.ask(kind, run))
+                if kind == "events":
+                    await self.follow(run)
+                else:
+                    offset = (await self.ask(kind, run, offset)).get("offset", offset)
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
                 self.errors[kind][f"{type(error).__name__}: {error}"[:120]] += 1
             self.times[kind].append(1e3 * (time.monotonic() - began))
             await asyncio.sleep(PAUSES.get(kind, 0.0) * chance.uniform(0.8, 1.2))
 
-    async def ask(self, kind: str, run: str) -> None:
-        path = {"list": "/v1/runs?all=0", "show": f"/v1/runs/{run}", "logs": f"/v1/runs/{run}/logs?offset=-65536"}
+    async def ask(self, kind: str, run: str, offset: int) -> dict[str, Any]:
+        path = {"list": "/v1/runs?all=0", "show": f"/v1/runs/{run}", "logs": f"/v1/runs/{run}/logs?offset={offset}"}
+        answer: dict[str, Any] | list[Any] = {}
         async for part in self.get(path[kind], close=True):
-            body = part.partition(b"\r\n\r\n")[2]
-            json.loads(body)
+            answer = json.loads(part.partition(b"\r\n\r\n")[2])
+        return answer if isinstance(answer, dict) else {}
 
     async def follow(self, run: str) -> None:
         """Events of one run until the end: the time of this is that of the first byte."""

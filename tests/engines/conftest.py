@@ -22,10 +22,14 @@ TAIL = 40  # lines of a server's log under a test that failed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An engine belongs to one event loop: its tests share the session's."""
+    """An engine belongs to one event loop: its tests share the session's. Of several workers, each has one server."""
     for item in items:
-        if item.path.is_relative_to(HERE) and inspect.iscoroutinefunction(getattr(item, "function", None)):
+        if not item.path.is_relative_to(HERE):
+            continue
+        if inspect.iscoroutinefunction(getattr(item, "function", None)):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            item.add_marker(pytest.mark.xdist_group(str(item.callspec.params.get("kind"))))
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -14,6 +14,17 @@ TAIL = 40  # lines of each log under a test that failed
 WIDTH = 30
 
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers, each has the ranks of one class or file at a time; whole runs are long, and begin first."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.path.stem != "test_matrix":
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.rpartition("::")[0]))
+    items.sort(key=lambda item: item.path.stem != "test_matrix")
+
+
 @pytest.fixture(scope="session")
 def megatron_python() -> str:
     """The interpreter of Megatron's virtual environment."""

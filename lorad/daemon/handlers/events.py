@@ -36,6 +36,7 @@ async def send(ctx: Context, caller: Caller, response: web.StreamResponse, curso
     """Some of what is new, else one `idle` after a while: the new cursor. Waits until the reader has room for it."""
     until, rung = time.monotonic() + IDLE_SECONDS, ctx.waker.bell()
     while not (found := ctx.tail.after(cursor, run)):
+        cursor = ctx.tail.newest
         if ctx.closing or not await ctx.waker.rung(rung, until - time.monotonic()):
             await response.write(idle(cursor))
             return cursor

@@ -14,7 +14,7 @@ from lorad.daemon.copying import files_into
 from lorad.daemon.identity import User
 from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.request import Call
-from lorad.daemon.versions import find_version, has_files
+from lorad.daemon.versions import find_version, has_files, in_hand
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.store import runs
 
@@ -30,7 +30,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     if not target.is_absolute():
         raise SpecError(f"{target} is not an absolute path", hint="Give the whole path.")
     owner, caller = ctx.user(runs.get(ctx.store, version["run"])["owner_uid"]), ctx.user(call.caller.uid)
-    await in_thread(ctx, call.caller.uid, copy, Path(version["path"]), target, owner, caller)
+    with in_hand(ctx, version):
+        await in_thread(ctx, call.caller.uid, copy, Path(version["path"]), target, owner, caller)
     return {"version": f"{version['run']}@{version['version']}", "path": str(target), "sha256": version["sha256"]}
 
 

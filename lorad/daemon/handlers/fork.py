@@ -24,7 +24,7 @@ from lorad.daemon.making import create, make_directory, refuse_used
 from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call
-from lorad.daemon.versions import await_files, find_version, has_files
+from lorad.daemon.versions import await_files, find_version, has_files, in_hand
 from lorad.daemon.views import run_view, spec_at
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
 from lorad.paths import RunDir
@@ -64,7 +64,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     spec = respecified(ctx, parent, body, start)
     refuse_used(ctx, spec)
     asked, text = asked_before(ctx, parent), spec_text(parent)
-    staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))
+    with in_hand(ctx, version):
+        staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))
     try:
         request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged)
         refuse_used(ctx, spec)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from lorad.adapters.directory import discard
 from lorad.daemon.access import is_admin, owns
 from lorad.daemon.context import Context
 from lorad.daemon.disk import measure
+from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.pools import refresh
-from lorad.daemon.prune import Doomed, delete
+from lorad.daemon.prune import Doomed, delete, discard_all
 from lorad.daemon.request import Call, Caller
-from lorad.daemon.rubbish import everything
+from lorad.daemon.rubbish import everything, still
 from lorad.store.db import Row
 
 TURN = 64  # things found until others have their turn
@@ -30,11 +31,10 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """By the rules of each run's `checkpoint` section; what was pinned, aliased or loaded meanwhile stays."""
     body = call.json(Body)
     await refresh(ctx)
-    sizes = await asyncio.to_thread(measure, await found(ctx, call.caller))
+    sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
     doomed = [item for item in await found(ctx, call.caller) if item.path in sizes]
     if not body.dry_run:
-        gone = [path for item in doomed if (path := delete(ctx, item)) is not None]
-        await asyncio.to_thread(discard_all, gone)
+        doomed = await deleted_of(ctx, call.caller.uid, doomed)
     deleted = [{"run": i.run, "path": str(i.path), "bytes": sizes[i.path], "why": i.why} for i in doomed]
     return {"deleted": deleted, "bytes": sum(sizes[item.path] for item in doomed), "dry_run": body.dry_run}
 
@@ -53,6 +53,14 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
     return items
 
 
-def discard_all(paths: Iterable[Path]) -> None:
-    for path in paths:
-        discard(path)
+async def deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
+    """What was deleted: all but what somebody asked for while the rest was looked at."""
+    done, gone = list[Doomed](), list[Path]()
+    for run, group in groupby(items, key=lambda item: item.run):
+        for item in still(ctx, run, group):
+            done.append(item)
+            if (path := delete(ctx, item)) is not None:
+                gone.append(path)
+        await asyncio.sleep(0)
+    await in_thread(ctx, uid, discard_all, gone)
+    return done

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct
 
+from lorad.bounds import POOL_TOKENS
 from lorad.daemon.access import must_see
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import refuse_other_base
@@ -19,9 +19,9 @@ from lorad.daemon.on_behalf import connection_to, in_thread
 from lorad.daemon.pool import Pool
 from lorad.daemon.request import Call
 from lorad.daemon.versions import await_bytes, find_version, in_hand, name_of
-from lorad.errors import SpecError
+from lorad.errors import PoolLost, SpecError
 from lorad.models.facts import read_facts
-from lorad.protocol.batch import Prompt, Sampling
+from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import NonNegative, NonNegativeFloat, Positive, Seed
@@ -50,13 +50,16 @@ class Body(Struct):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
     body = call.json(Body)
+    if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
+        told = f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for one request"
+        raise SpecError(told, hint="Ask several times, or for shorter ones.")
     version = find_version(ctx, body.version)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
-            wish = partial(ask, ctx, pool, version, body, chat=is_chat(ctx, run))
+            wish = partial(ask, ctx, pool, version, body, chat=await is_chat(ctx, run))
             completions = await in_thread(ctx, pool.setup.owner, wish)
     return {"version": name_of(version), "completions": completions}
 
@@ -82,11 +85,19 @@ def ask(ctx: Context, pool: Pool, version: Row, body: Body, *, chat: bool) -> li
     found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         connection.call("load_version", load_of(version))
-        *items, _ = connection.stream("serve", Generate(name_of(version), prompts, sampling))
-    for chunk in chain.from_iterable(item.split(prompts) for item in items):
-        found[chunk.index]["tokens"] += chunk.tokens.tolist()
-        found[chunk.index]["finish"] = chunk.finish or found[chunk.index]["finish"]
+        for item in connection.stream("serve", Generate(name_of(version), prompts, sampling)):
+            for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
+                take(chunk, found, wish.max_new_tokens)
     return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]
+
+
+def take(chunk: Chunk, found: dict[int, dict[str, Any]], most: int) -> None:
+    """Raises PoolLost for what no pool answers to the question: it is a process of a user's."""
+    one = found.get(chunk.index)
+    if one is None or len(one["tokens"]) + chunk.tokens.size > most:
+        raise PoolLost("the pool answers with more than it was asked for", hint="Is it of another lorad?")
+    one["tokens"] += chunk.tokens.tolist()
+    one["finish"] = chunk.finish or one["finish"]
 
 
 def check_length(prompt: int, new: int, model: Path) -> None:

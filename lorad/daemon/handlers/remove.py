@@ -30,15 +30,25 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:
     """The run is no more, and its directory has another name: that one."""
     doomed = directory.with_name(f"{REMOVED}{name}-{time.time_ns()}")
-    with ctx.store.write():
-        runs.remove(ctx.store, name, by=by)
-        ctx.journal.append("removed", name, by)
-        if directory.exists():
-            directory.rename(doomed)
+    try:
+        with ctx.store.write():
+            runs.remove(ctx.store, name, by=by)
+            ctx.journal.append("removed", name, by)
+            if directory.exists():
+                directory.rename(doomed)
+    except BaseException:
+        if doomed.exists():
+            doomed.rename(directory)
+        raise
     return doomed
 
 
-def sweep_removed(root: Path) -> None:
-    """Finish what an earlier daemon had begun to delete."""
-    for doomed in root.glob(f"{REMOVED}*"):
-        shutil.rmtree(doomed, ignore_errors=True)
+def sweep_removed(ctx: Context) -> None:
+    """Finish what an earlier daemon had begun to delete, and take back what it had not said."""
+    for doomed in ctx.runs_root.glob(f"{REMOVED}*"):
+        name = doomed.name.removeprefix(REMOVED).rpartition("-")[0]
+        run = ctx.store.row("SELECT directory FROM runs WHERE name = ?", (name,))
+        if run and Path(run["directory"]).parent == doomed.parent and not Path(run["directory"]).exists():
+            doomed.rename(run["directory"])
+        else:
+            shutil.rmtree(doomed, ignore_errors=True)

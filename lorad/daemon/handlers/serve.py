@@ -23,7 +23,7 @@ from lorad.daemon.handlers.swap import move, tell_gateway
 from lorad.daemon.identity import User
 from lorad.daemon.imports import Import
 from lorad.daemon.making import anchored, expanded
-from lorad.daemon.on_behalf import on_behalf
+from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import refresh
 from lorad.daemon.preflight import preflight
@@ -65,7 +65,7 @@ class Body(Struct):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed, PoolLost."""
     body = call.json(Body)
-    spec = base_spec(body, ctx.user(call.caller.uid))
+    spec = await in_thread(ctx, call.caller.uid, base_spec, body, ctx.user(call.caller.uid))
     if not body.adapters:
         return await keep_warm(ctx, call.caller, spec)
     names = [adapter.name for adapter in body.adapters]
@@ -179,7 +179,7 @@ def blamed(name: str, source: Path) -> Iterator[None]:
 
 async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack) -> tuple[Pool, Attestation]:
     """The pool that has loaded and attested it, which stays up till the stack is left."""
-    pool = await stack.enter_async_context(guest(ctx, one.row(call.caller.uid)))
+    pool = await stack.enter_async_context(guest(ctx, one.row()))
     with blamed(one.name, one.source):
         return pool, await load(ctx, pool, one.version(), keep=True)
 

@@ -35,5 +35,5 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         **{key: version[key] for key in ("run", "version", "sha256")},
         "socket": pool.setup.socket,
         "model_path": request_of(run).model_path,
-        "chat_template": is_chat(ctx, run),
+        "chat_template": await is_chat(ctx, run),
     }

@@ -15,7 +15,7 @@ from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import refresh
 from lorad.daemon.request import Call
-from lorad.daemon.versions import in_hand, name_of
+from lorad.daemon.versions import heard, in_hand, name_of
 from lorad.errors import LoradError, NotFound
 from lorad.states import RunState
 from lorad.store import runs
@@ -38,7 +38,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 
 def subject(ctx: Context, run: Row) -> Subject:
     rows, kept = versions(ctx.store, run["name"]), checkpoints(ctx.store, run["name"])
-    works = not RunState(run["state"]).is_over
+    works, spared = not RunState(run["state"]).is_over, was_spared(ctx, run["name"])
     held = {row["version"] for row in rows if row["pinned"] or row["aliases"]}
     try:
         model_path = request_of(run).model_path
@@ -50,17 +50,18 @@ def subject(ctx: Context, run: Row) -> Subject:
         digests={row["version"]: row["sha256"] for row in rows},
         needed=frozenset(held if works else held | {row["version"] for row in kept}),
         checkpoints=frozenset(row["path"] for row in kept),
-        keep_samples=spec_of(run).checkpoint.keep_samples or int(was_spared(ctx, run["name"])),
+        keep_samples=spec_of(run).checkpoint.keep_samples or int(spared),
         works=works,
+        spared=spared,
     )
 
 
 async def attest_again(ctx: Context, run: Row) -> Check:
-    """Of the run's versions, those that a pool has loaded now; that of another user may say what it likes."""
+    """Of the run's versions, those that a pool has loaded now."""
     await refresh(ctx)
     problems, count = [], 0
     rows = {name_of(row): row for row in versions(ctx.store, run["name"])}
-    for pool in [pool for pool in ctx.pools.values() if not ctx.system or pool.setup.owner == run["owner_uid"]]:
+    for pool in heard(ctx, run["owner_uid"]):
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
             with in_hand(ctx, rows[name]):

@@ -1,0 +1,28 @@
+"""Whose a model is that the front of a shared gateway was asked for; that owner's own gateway is up soon after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.daemon.access import must_see
+from lorad.daemon.context import Context
+from lorad.daemon.gateway import want_gateway_of
+from lorad.daemon.request import Call
+from lorad.daemon.versions import find_version, name_of
+from lorad.store import runs
+
+
+class Body(Struct):
+    """An alias, run@number, or a run's name."""
+
+    model: str
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises NotFound. No pool is started."""
+    version = find_version(ctx, call.json(Body).model)
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
+    want_gateway_of(ctx, run["owner_uid"])
+    return {"version": name_of(version), "owner_uid": run["owner_uid"]}

@@ -1,0 +1,82 @@
+"""What all answers have in common: whom they go to, and what they look like where something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from lorad.errors import LoradError
+from lorad.gateway.access import Access
+from lorad.gateway.errors import ApiError, from_lorad
+from lorad.gateway.limits import BODY_BYTES, BODY_SECONDS, READ_SECONDS, Limits
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+VERSION = "x-lorad-version"
+EVENT_STREAM = "text/event-stream"
+
+
+def guard(access: Access, limits: Limits) -> Middleware:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Nobody gets past it unknown, and nothing but OpenAI's errors gets out."""
+        try:
+            owner = access.owner(request)
+            with limits.place(owner) if request.method == "POST" else contextlib.nullcontext():
+                return await handler(request)
+        except ApiError as error:
+            return failed(error)
+        except LoradError as error:
+            log.warning("%s: %s: %s", request.path, type(error).__name__, error)
+            return failed(from_lorad(error))
+        except web.HTTPRequestEntityTooLarge:
+            return failed(ApiError(413, f"The request is larger than {BODY_BYTES} bytes."))
+        except web.HTTPException as error:
+            text = f"{request.method} {request.path} is not served here: {error.reason}."
+            return failed(ApiError(error.status, text, code="unknown_url"))
+        except Exception:
+            log.exception("%s %s", request.method, request.path)
+            text = "This is a defect of lorad; the gateway's log has the details."
+            return failed(ApiError(500, text, kind="server_error"))
+
+    return guarded
+
+
+def failed(error: ApiError) -> web.Response:
+    return answer(error.body, status=error.status, headers=error.headers)
+
+
+def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    data = msgspec.json.encode(body)
+    return web.Response(body=data, status=status, headers=headers, content_type="application/json")
+
+
+async def arrived(request: web.Request) -> bytes:
+    """The body. Raises ApiError when it takes too long."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, "The request did not arrive in time.") from None
+
+
+async def send(response: web.StreamResponse, data: bytes) -> None:
+    """At once, in one write. Raises ConnectionResetError for a client that does not read."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            await response.write(data)
+    except TimeoutError:
+        raise ConnectionResetError("the client does not read") from None
+
+
+def event(body: Any) -> bytes:
+    """A server-sent one."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

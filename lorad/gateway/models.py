@@ -1,0 +1,39 @@
+"""What is served, as OpenAI lists models: from the table alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from lorad.gateway.errors import no_such_model
+from lorad.gateway.guard import VERSION, answer
+from lorad.gateway.table import Served, Table
+
+
+def add_models(app: web.Application, table: Table) -> None:
+    app.router.add_get("/v1/models", partial(list_models, table))
+    app.router.add_get("/v1/models/{model:.+}", partial(show_model, table))
+
+
+async def list_models(table: Table, _: web.Request) -> web.Response:
+    """Aliases first, then pinned versions and those that aliases mean."""
+    names = table.names()
+    aliases = [(alias, names.versions[name]) for alias, name in names.aliases.items() if name in names.versions]
+    models = [model_of(name, served) for name, served in [*aliases, *names.versions.items()]]
+    return answer({"object": "list", "data": models})
+
+
+async def show_model(table: Table, request: web.Request) -> web.Response:
+    names, asked = table.names(), request.match_info["model"]
+    served = names.versions.get(names.aliases.get(asked, asked))
+    if served is None:
+        raise no_such_model(asked)
+    return answer(model_of(asked, served), headers={VERSION: served.name})
+
+
+def model_of(name: str, served: Served) -> dict[str, Any]:
+    """As OpenAI has it; root: the version, parent: its base, as vLLM has it."""
+    about = {"root": served.name, "parent": served.model_path}
+    return {"id": name, "object": "model", "created": int(served.created_at), "owned_by": "lorad", **about}

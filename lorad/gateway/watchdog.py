@@ -1,0 +1,33 @@
+"""A process whose event loop does not come round any more ends itself, and its log has the stacks.
+
+A template of a user's may loop for ever, and hold the interpreter all the while: a thread in C watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+HUNG_SECONDS = 30.0
+ROUND_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[None]:
+    watching = asyncio.create_task(_come_round())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _come_round() -> None:
+    try:
+        while True:
+            faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
+            await asyncio.sleep(ROUND_SECONDS)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
