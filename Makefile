@@ -13,9 +13,12 @@
 # make bench-many          runs in one pool, one after another, and each in a pool of its own
 # make bench-gateway       500 swaps of an alias under 32 streaming clients
 # make bench-attestation   clean publishes, injected faults, and what attesting costs
+# make bench-tui           the dashboard in a pseudo-terminal beside 8 live runs and 1,000 ended ones: CPU, first paint, keys
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
+# make snapshots           pictures of every screen of the TUI that the tests compare with, taken again: look at them
+# make pictures            those in the README, from the TUI itself
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -24,13 +27,16 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
+## Hundreds of programs are started here: each would compile lorad again where the environment forbids to keep that.
+export PYTHONDONTWRITEBYTECODE :=
 SETUP := .ci/setup .ci/find-python .ci/constraints.txt pyproject.toml
 N ?= 200
 JOBS ?= 2
+WORKERS ?= 4
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
-	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history authz headline clean
+	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -55,14 +61,15 @@ demo: $(VENV)/.ready
 	@$(BIN)/lorad run $(SPEC) --wait
 	@BIN=$(BIN) .ci/next-steps
 
+## Tests wait for processes as much as they compute: more workers than cores.
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines --ignore=tests/trainers $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines --ignore=tests/trainers $(ARGS)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/engines $(ARGS)
 
-## ARGS='-m "not long"' is two of the nine pairs, as CI has it; ARGS='-k megatron-vllm' one of them.
+## ARGS='-m "not long"' is one of the nine pairs, as CI has it; ARGS='-k megatron-vllm' one of them.
 test-backends: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/trainers $(ARGS)
@@ -119,8 +126,8 @@ upgrade: $(VENV)/.ready-dev
 powercut enospc: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
 
-bench-history: $(VENV)/.ready-dev
-	@$(BIN)/python -m tests.benchmarks.history $(ARGS)
+bench-history bench-tui: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
 
 authz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.authz $(ARGS)
@@ -130,6 +137,12 @@ headline: $(VENV)/.ready-dev
 
 slowloris fuzz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
+
+snapshots: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_tui_snapshots.py --snapshot-update $(ARGS)
+
+pictures: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -23,7 +23,7 @@ COMMANDS = (
     *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
     *("sweep", "fork", "adapters", "checkpoints", "export", "verify", "samples", "plot"),
     *("pin", "unpin", "swap", "aliases", "serve", "generate", "pools", "devices", "gc"),
-    *("tui", "daemon", "doctor", "init", "completion"),
+    *("top", "tui", "daemon", "doctor", "init", "completion"),
 )
 
 

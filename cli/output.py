@@ -35,8 +35,11 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """A plain table on stdout, as wide as the terminal allows; `empty` is said on stderr when there are no rows."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str, folded: Sequence[str] = ("why",)
+) -> None:
+    """A plain table on stdout, as wide as the terminal allows; `empty` is said on stderr when there are no rows.
+    folded: columns whose cells may take several lines."""
     rows = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     if not rows:
         note(empty)
@@ -47,7 +50,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=column != "why", overflow="ellipsis" if column != "why" else "fold")
+        table.add_column(column, no_wrap=column not in folded, overflow="fold" if column in folded else "ellipsis")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     terminal = sys.stdout.isatty()

@@ -4,22 +4,33 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
 `lorad.errors`). JSON keys are those of the design; the shapes are told here, once:
 
 - run       {name, state, reason, detail, waiting, step, steps, reward, eval_first, eval_last, version, owner, pool,
-             created_at, started_at, ended_at, attempt, preempted, rates: {tokens_per_second, step_seconds}}
+             created_at, started_at, ended_at, attempt, preempted, rates: {tokens_per_second, step_seconds},
+             signals, recent, base, origin}
             state: lorad.states.RunState; reason: EndReason or null; detail: why it ended, in words; waiting: why it is
             queued, in words; reward: mean of the last step; version: the current version's number;
             preempted: the run that it makes or made room for, or null
-- show      a run plus {directory, origin, sweep, serving, spec, processes: [{role, pid}], warnings: [str], trainable,
-             attempts: [{attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail, changed}]}
-            origin: run@version or directory that it came from; changed: {key: value} where its spec is not that of the
-            attempt before; trainable: {parameters, base, share} of the newest attempt, or null
+            signals: {at (of the last step), kl, entropy, truncated, logprob_difference, failed_rewards (of that step),
+            zero_variance (share of its groups), not_finite: [name of a metric that was no number], attested (of the
+            current version), begun (when the newest attempt began to work)}, as far as they are known; recent: mean
+            rewards of the last 24 steps, null for no number; base: the model of its spec; origin: run@version or
+            directory that it came from, or null
+- show      a run plus {directory, cwd, sweep, serving, spec, processes: [{role, pid}], warnings: [str],
+             trainable, attempts: [{attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail,
+             changed}]}
+            cwd: where relative paths of its spec begin, or null; changed: {key: value} where its spec is not
+            that of the attempt before; trainable: {parameters, base, share} of the newest attempt, or null
 - step      {step, attempt, at, version, metrics: {reward, reward_std, loss, kl, entropy, grad_norm, lr, clip_fraction,
              logprob_difference, response_length, truncated, zero_variance_groups, failed_rewards, tokens,
-             tokens_per_second, seconds, seconds_sample, seconds_score, seconds_train, seconds_publish, …}}
+             tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train, seconds_publish,
+             seconds_attest (a part of the one before), …}}
             where they are known: trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu
 - eval      {step, attempt, at, version, score, problems}
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
-- alias     {alias, run, version, updated_at, by, sha256, attested}
+- alias     {alias, run, version, updated_at, by, sha256, attested}; from `aliases` with {owner, step, traffic}
+            step: that made the version; traffic: {requests, in_flight, failed, tokens, requests_per_second,
+             tokens_per_second, ttft_p50, ttft_p95, p50, p95, window}, see lorad/protocol/traffic.py, of the gateway
+             since it began, rates and seconds of the last `window` seconds; null while there is none
 - move      {alias, run, version, at, by}: of an alias; version null: it was removed
 - sweep     {sweep, owner, created_at, grid: {key: [value]}, halving: {eta, rungs: [step], metric} or null, runs: [run
              plus {values: {key: value}}], rungs: [{step, kept: [name], stopped: [name], scores: {name: number}, at}]}
@@ -62,7 +73,9 @@ class Client:
 
     # -- the daemon ------------------------------------------------------------------------------------------------
     def status(self) -> Json:
-        """{pid, version, home, started_at, gateway, troubles, runs: {state: count}, database: {schema, bytes}}."""
+        """{pid, version, home, caller: {user, admin}, started_at, gateway, troubles, runs: {state: count}, disk:
+        {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon sees it; disk: bytes where
+        runs are."""
         return self._http.get("/v1/status")
 
     def shutdown(self, *, gateway: bool = False) -> Json:
@@ -93,6 +106,11 @@ class Client:
         query = {"after": after} | ({"run": run} if run else {})
         yield from self._http.stream("GET", f"/v1/events?{urlencode(query)}", None)
 
+    def history(self, run: str | None = None, *, limit: int = 200) -> Items:
+        """The last events, of all that the caller may see or of one run: oldest first, at most 1000."""
+        query = {"last": limit} | ({"run": run} if run else {})
+        return self._http.list_of(f"/v1/events?{urlencode(query)}")
+
     # -- runs ------------------------------------------------------------------------------------------------------
     def run(self, spec: str, *, source: str, cwd: str, overrides: Strings, name: str | None) -> Json:
         """Check (preflight) and queue a run: a run. `source`: the file's name for messages; `cwd`: for its paths."""
@@ -103,6 +121,10 @@ class Client:
         """Runs, newest first; without `all`, active ones and those of the last day. limit: of those that ended, the
         newest so many, less the others."""
         return self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}")
+
+    def named(self, names: Strings) -> Items:
+        """Of runs with these names, at most 100, what `list` tells of them, newest first."""
+        return self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}")
 
     def show(self, run: str) -> Json:
         return self._http.get(_path(run))
@@ -129,9 +151,11 @@ class Client:
         """Delete an ended or paused run with its directory."""
         return self._http.delete(_path(run))
 
-    def steps(self, run: str, *, after: int = 0, limit: int = 10000) -> Items:
-        """Steps of the surviving lineage with step > after, in order."""
-        return self._http.list_of(f"{_path(run)}/steps?{urlencode({'after': after, 'limit': limit})}")
+    def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> Items:
+        """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most `limit`, and
+        the last step of all."""
+        query = {"after": after, "limit": limit} | ({"every": every} if every > 1 else {})
+        return self._http.list_of(f"{_path(run)}/steps?{urlencode(query)}")
 
     def evals(self, run: str) -> Items:
         return self._http.list_of(f"{_path(run)}/evals")

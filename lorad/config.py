@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from lorad.alarms import AlarmLimits
 from lorad.bounds import SPEC_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
@@ -111,6 +112,15 @@ class Metrics(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(gt=0, le=65535)] | None = None
 
 
+class Tui(Struct, frozen=True, forbid_unknown_fields=True):
+    """How `lorad tui` looks and what it lets do. theme: dark, light, contrast, ansi, or one of Textual's. keymap: other
+    keys by action id (the help screen lists both): `{run.kill: ctrl+k}`."""
+
+    theme: str = "dark"
+    keymap: dict[str, str] = {}
+    readonly: bool = False
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """idle_timeout: seconds that a pool without runs stays warm. disk_budget: bytes of runs beyond which what can be
     deleted is, without being asked. environment: variables of the daemon that runs inherit where that is not all of
@@ -129,6 +139,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     backends: dict[str, Backend] = {}
     runtime: RuntimeSettings = RuntimeSettings()
     gateway: GatewaySettings = GatewaySettings()
+    alarms: AlarmLimits = AlarmLimits()
+    tui: Tui = Tui()
 
 
 def load(path: Path) -> Config:

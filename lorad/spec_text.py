@@ -24,6 +24,17 @@ def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 
     Raises SpecError beginning with `source:line:` of the key to blame, or with the override.
     """
+    data, origins = _read(text, source)
+    return _overridden(data, overrides, origins, source)
+
+
+def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
+    """What a text says, before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
+    return _read(text, source)[0]
+
+
+def _read(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The mapping, and where each key stands."""
     refuse_secret_text(text, source)
     node = compose(text, source)
     data = (None if node is None else plain(node, source)) or {}
@@ -31,7 +42,7 @@ def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
         raise SpecError(f"{source}:1: a spec is a mapping of keys, not {type(data).__name__}", hint=_EXAMPLE)
     origins = {} if node is None else lines(node, source)
     refuse_secrets(data, origins, source)
-    return _overridden(data, overrides, origins, source)
+    return data, origins
 
 
 def override(spec: Spec, overrides: Sequence[str]) -> Spec:
@@ -41,22 +52,38 @@ def override(spec: Spec, overrides: Sequence[str]) -> Spec:
 
 def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], source: str) -> Spec:
     """origins: where each key of `data` stands."""
-    if len(overrides) > OVERRIDES:
-        raise SpecError(f"{len(overrides)} overrides are more than {OVERRIDES}", hint="Put them into the spec.")
-    for text in overrides:
-        key, value = _split(text)
-        refuse_secrets({key: value}, {}, "override")
-        data = _set(data, key.split("."), value, text)
-        origins[key] = f"override {text}"
+    data = assigned(data, overrides)
+    origins |= {overridden(text): f"override {text}" for text in overrides}
     try:
         return convert(data)
     except SpecError as error:
         raise SpecError(_located(error.message, origins, source), hint=error.hint) from None
 
 
+def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of a mapping with some keys set, not checked as a Spec. Raises SpecError with the override to blame."""
+    if len(overrides) > OVERRIDES:
+        raise SpecError(f"{len(overrides)} overrides are more than {OVERRIDES}", hint="Put them into the spec.")
+    data = dict(data)
+    for text in overrides:
+        key, value = _split(text)
+        refuse_secrets({key: value}, {}, "override")
+        data = _set(data, key.split("."), value, text)
+    return data
+
+
 def overridden(text: str) -> str:
     """The key of an override. Raises SpecError."""
     return _split(text)[0]
+
+
+def blamed(message: str) -> tuple[str, str]:
+    """(dotted key, what is wrong with it) of a message that was raised here; the key is "" where there is none."""
+    found = re.fullmatch(rf"(?:.*?: )??((?:{_SECTIONS})(?:\.\w+)*)(?:\[[^]]*\])*: (.*)", message, re.DOTALL)
+    return (found[1], found[2]) if found else ("", message)
+
+
+_SECTIONS = "|".join(Spec.__struct_fields__)
 
 
 def from_json(data: bytes) -> Spec:

@@ -8,6 +8,7 @@ import os
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
+import gc
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,12 @@ import pytest
 
 from tests.leftovers import kill_leftovers
 
-LONGEST = ("switches", "ranks", "migrations", "preempt", "health", "aliases", "repair", "system_mode", "serve", "sweep")
+gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
+
+LONGEST = (
+    *("switches", "ranks", "migrations", "preempt", "health", "aliases", "repair", "system_mode", "serve", "sweep"),
+    *("tui_snapshots", "tui_tmux", "tui_serving", "tui_new_run", "tui_samples", "tui"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -79,8 +79,9 @@ def whole_run(path: Path, chance: random.Random, attempts: int = 3) -> None:
 def index_of(store: Store, name: str = "sorter") -> dict[str, object]:
     """All that the journal of a run makes of the index, less the moments at which the daemon looked at it."""
     run = runs.get(store, name)
+    figures = ("step", "reward", "eval_first", "eval_last", "version", "attempt", "rates", "signals", "recent")
     return {
-        "run": {key: run[key] for key in ("step", "reward", "eval_first", "eval_last", "version", "attempt", "rates")},
+        "run": {key: run[key] for key in figures},
         "steps": metrics.steps(store, name),
         "evals": metrics.evals(store, name),
         "versions": versions.versions(store, name),

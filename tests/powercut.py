@@ -11,6 +11,7 @@ as a daemon does, compared with the two states around the cut, and repaired with
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 import sqlite3
@@ -153,9 +154,11 @@ def files_of(home: Home) -> Files:
 
 
 def state_of(store: Store) -> State:
+    """Without when an attempt began to work: a repair takes in the record that tells it."""
     found = {table: store.rows(f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in TABLES}
     for run in found["runs"]:
         del run["waiting"]
+        run["signals"] = {key: value for key, value in json.loads(run["signals"]).items() if key != "begun"}
     return found
 
 

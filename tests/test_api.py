@@ -152,6 +152,7 @@ async def test_steps_samples_versions_and_logs_are_served(home: Path) -> None:
         await api.run("a")
         await api.until("a", "ended")
         assert [step["step"] for step in await api("steps", "a", after=2)] == [3, 4, 5, 6]
+        assert [step["step"] for step in await api("steps", "a", after=2, every=4)] == [4, 6]
         assert await api("samples", "a", step=3) == []
         assert [v["version"] for v in await api("adapters", "a")] == [1001, 1002, 1003, 1004, 1005, 1006]
         assert (await api("logs", "a", of="pool"))["size"] == 0

@@ -22,6 +22,7 @@ import pytest
 from lorad.daemon.processes import attempts_under, read_status
 from lorad.paths import Home
 from lorad.protocol.listener import answers
+from lorad.protocol.traffic import FILE
 from lorad.transport import Transport
 from tests.passable import why_not
 from tests.pool_kit import TINY
@@ -195,6 +196,26 @@ def test_a_token_and_a_wish_for_another_version_stay_with_the_front(box: Served)
         asked = {"model": "of-alice", "prompt": "1", "max_tokens": 1}
         answer = client.post("completions", json=asked, headers={"x-lorad-version": "a@1"})
     assert answer.headers["x-lorad-version"] == "a@2"
+
+
+def test_each_owners_gateway_tells_of_the_traffic_of_what_is_theirs(box: Served) -> None:
+    def told() -> dict[str, int]:
+        """-1: nobody tells."""
+        rows = box.ask(BOB, "GET", "aliases")["items"]
+        return {row["alias"]: (row["traffic"] or {"requests": -1})["requests"] for row in rows}
+
+    assert box.says("of-alice") and box.says("of-alice") and box.says("of-bob")
+    until(lambda: told()["of-alice"] >= 2 and told()["of-bob"] >= 1)
+    file, others = (box.world.gateway_socket_of(uid).with_name(FILE) for uid in (ALICE, BOB))
+    assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (ALICE, 0o600)
+    os.kill(box.gateway_of(ALICE), signal.SIGSTOP)  # what she writes now, it does not write over
+    claim = '{"since": 0, "names": {"of-alice": {"requests": 777}, "of-bob": {"requests": 777}}}'
+    as_user(ALICE, "sh", "-c", f"echo '{claim}' > {file}")
+    assert told()["of-alice"] == 777 > told()["of-bob"] > 0
+    as_user(ALICE, "ln", "-sf", str(others), str(file))
+    assert told()["of-alice"] == -1
+    os.kill(box.gateway_of(ALICE), signal.SIGCONT)
+    until(lambda: 0 < told()["of-alice"] < 777)
 
 
 def test_a_client_that_leaves_ends_its_request_in_the_pool(box: Served) -> None:

@@ -247,6 +247,19 @@ def test_pages_of_steps_join_without_gap_or_double(store: Store, tmp_path: Path)
     assert first[0]["metrics"]["reward"] == 0.5
 
 
+def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(store: Store, tmp_path: Path) -> None:
+    new_run(store)
+    with JournalWriter(tmp_path / "journal.jsonl", "sorter", 1) as writer:
+        for number in range(1, 12):
+            step(writer, number)
+    ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
+    assert [row["step"] for row in metrics.sparse_steps(store, "sorter", 3)] == [3, 6, 9, 11]
+    assert [row["step"] for row in metrics.sparse_steps(store, "sorter", 3, limit=2)] == [3, 6, 11]
+    assert [row["step"] for row in metrics.sparse_steps(store, "sorter", 3, after=6)] == [9, 11]
+    assert metrics.sparse_steps(store, "sorter", 3, after=11) == []
+    assert metrics.sparse_steps(store, "sorter", 2**62, after=2**63 - 1) == []
+
+
 # -- pools and events --------------------------------------------------------------------------------------------------
 def test_a_pool_goes_with_its_leases(store: Store) -> None:
     made = pools.upsert(store, "tiny-1", state="starting", model="builtin:tiny", mode="fused", device="cpu", pid=7)

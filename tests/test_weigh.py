@@ -16,8 +16,11 @@ SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, 
 REWARDS = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
-def weighed(*overrides: str) -> Weighed:
-    session = SimpleNamespace(spec=load_spec(SPEC, overrides=overrides))
+def weighed(*overrides: str, seconds: dict[str, float] | None = None) -> Weighed:
+    session: Any = SimpleNamespace(
+        spec=load_spec(SPEC, overrides=overrides), seconds={} if seconds is None else seconds
+    )
+    session.timed = lambda verb: Session.timed(session, verb)
     rollout: Any = SimpleNamespace(groups=[[None, None]] * 3)
     return weigh(cast(Session, session), rollout, [Score(reward) for reward in REWARDS])
 
@@ -31,3 +34,9 @@ def test_groups_without_a_gradient_are_dropped_before_the_trainer() -> None:
 @pytest.mark.parametrize("override", ["algorithm.kl.coef=0.1", "algorithm.drop_zero_variance=false"])
 def test_they_are_kept_where_kl_acts_on_them_or_the_spec_says_so(override: str) -> None:
     assert weighed(override).alive.all()
+
+
+def test_the_verb_is_timed_as_the_others_are() -> None:
+    seconds: dict[str, float] = {}
+    weighed(seconds=seconds)
+    assert seconds["weigh"] > 0.0

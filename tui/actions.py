@@ -1,53 +1,259 @@
-"""What can be done to a run: the request, the command that does the same, and what is asked before."""
+"""What can be done: the request, the command that does the same, what is asked before, and what came of it.
+
+Every action of the interface stands here; a screen binds keys to `act('verb')` and says what it would act on.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lorad.client import Client
+from lorad.tui import losses
 
 Json = dict[str, Any]
+Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
+
+
+@dataclass(frozen=True)
+class Field:
+    """Something to type. flag: of the command; "": it is an argument. check: what is wrong with a value, or ""."""
+
+    key: str
+    label: str
+    flag: str = ""
+    says: str = ""
+    check: Callable[[str], str] = lambda value: ""
 
 
 @dataclass(frozen=True)
 class Action:
-    """`question`: what happens, for the user to agree to; empty when it can be undone. `flags`: of the command."""
+    """on: what kind of thing it acts on, `run`, `version` or `alias`. says: what it does, for help and palette.
+
+    fields: what is asked for first. lost: called on a thread, what will be lost, for the user to agree to; "": nothing
+    is, and nothing is asked. told: what came of it. many: what was typed holds for several at once. of_others: what
+    one may see is enough.
+    """
 
     verb: str
-    request: Callable[[Client, str], Json]
+    on: str
     says: str
-    question: str = ""
-    flags: str = ""
+    request: Callable[[Client, str, Values], Json]
+    line: Callable[[str, Values], str]
+    told: Callable[[str, Json], str]
+    fields: tuple[Field, ...] = ()
+    lost: Callable[[Client, str, Values], str] | None = None
+    many: bool = False
+    of_others: bool = False
 
-    def command(self, run: str) -> str:
-        return command(self.verb, run, self.flags)
+    def command(self, target: str, values: Values | None = None) -> str:
+        """The line to type in a shell."""
+        return self.line(target, values or {})
 
 
-def command(verb: str, run: str, flags: str = "") -> str:
-    """The line to type in a shell."""
-    return " ".join(part for part in ("lorad", verb, shlex.quote(run), flags) if part)
+def command(*words: str, fields: tuple[Field, ...] = (), values: Values | None = None) -> str:
+    """`lorad` and the words, quoted where a shell needs it."""
+    typed = [words_of(field, (values or {}).get(field.key, "")) for field in fields]
+    return " ".join(["lorad", *(shlex.quote(word) for word in words), *(word for some in typed for word in some)])
 
 
-ACTIONS = {
-    action.verb: action
-    for action in (
-        Action("pause", lambda client, run: client.pause(run), "Finish the step, write a checkpoint and wait"),
-        Action("resume", lambda client, run: client.resume(run), "Go on from the newest checkpoint", flags="--detach"),
-        Action(
-            "stop",
-            lambda client, run: client.stop(run),
-            "Finish the step, write a checkpoint and end",
-            "It finishes the step it is at, writes a checkpoint and ends. It can be resumed later.",
-        ),
-        Action(
-            "kill",
-            lambda client, run: client.kill(run),
-            "End it at once",
-            "Its driver is ended at once, in the middle of a step. When resumed, it goes back to its last checkpoint: "
-            "the steps after that are done again.",
-        ),
-    )
-}
+def words_of(field: Field, value: str) -> list[str]:
+    if not value.strip():
+        return []
+    if not field.flag:
+        return [shlex.quote(word) for word in overrides(value)]
+    return [field.flag, shlex.quote(value.strip())]
+
+
+def whole(least: int) -> Callable[[str], str]:
+    """A check: nothing, or a whole number."""
+
+    def check(value: str) -> str:
+        if not value.strip() or (value.strip().isdecimal() and int(value) >= least):
+            return ""
+        return f"a whole number from {least} on"
+
+    return check
+
+
+def needed(value: str) -> str:
+    return "" if value.strip() else "is needed"
+
+
+def settings(value: str) -> str:
+    """A check: words of key=value, with keys and values of a spec."""
+    try:
+        words = overrides(value)
+    except ValueError:
+        return "has a quote that is not closed"
+    wrong = [word for word in words if "=" not in word]
+    from lorad.tui.form import wrong_settings  # which reads YAML: not needed to show a screen
+
+    return f"{wrong[0]} is not key=value" if wrong else wrong_settings(words)
+
+
+def overrides(value: str) -> list[str]:
+    """Raises ValueError for an open quote."""
+    return shlex.split(value)
+
+
+def number(value: str | None) -> int | None:
+    return int(value) if value and value.strip() else None
+
+
+def is_now(target: str, row: Json) -> str:
+    return f"{target} is {row.get('state', 'done')}."
+
+
+OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
+RESUME = (
+    Field("from", "from step", "--from", "a checkpoint's; empty: the newest", whole(0)),
+    Field("steps", "steps", "--steps", "the new total; empty: as before", whole(1)),
+    OVERRIDES,
+)
+FORK = (
+    Field("name", "name", "--name", "of the new run; empty: RUN-fork"),
+    Field("steps", "steps", "--steps", "that it makes itself; empty: as its parent", whole(1)),
+    OVERRIDES,
+)
+ALIAS = (Field("alias", "alias", says="made if there is none", check=needed),)
+VERSION = (Field("version", "version", says="run@12, or another alias", check=needed),)
+DIRECTORY = (Field("directory", "directory", says="a new one, for PEFT files", check=needed),)
+
+
+def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Json], **more: Any) -> Action:
+    """Nothing is typed for it."""
+    more.setdefault("line", lambda target, values: command(verb, target))
+    more.setdefault("told", is_now)
+    return Action(verb, on, says, lambda client, target, values: request(client, target), **more)
+
+
+def _resume(client: Client, run: str, values: Values) -> Json:
+    start, steps = number(values.get("from")), number(values.get("steps"))
+    return client.resume(run, step=start, steps=steps, overrides=overrides(values.get("overrides", "")))
+
+
+def _fork(client: Client, version: str, values: Values) -> Json:
+    wanted = overrides(values.get("overrides", ""))
+    steps, name = number(values.get("steps")), values.get("name", "").strip() or None
+    return client.fork(version, overrides=wanted, name=name, steps=steps, fresh=False)
+
+
+def _export(client: Client, version: str, values: Values) -> Json:
+    return client.export(version, str(Path(values["directory"].strip()).expanduser().absolute()))
+
+
+def serves(_target: str, row: Json) -> str:
+    before = f", before {row['previous']}" if row.get("previous") else ""
+    return f"{row['alias']} serves {row['run']}@{row['version']}{before} ({row['attestation']['verdict']})."
+
+
+RUNS = (
+    _plain("pause", "run", "Finish the step, write a checkpoint and wait", lambda client, run: client.pause(run)),
+    Action(
+        "resume",
+        "run",
+        "Go on from a checkpoint",
+        _resume,
+        lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
+        is_now,
+        fields=RESUME,
+        lost=losses.of_resume,
+        many=True,
+    ),
+    _plain(
+        "stop",
+        "run",
+        "Finish the step, write a checkpoint and end",
+        lambda client, run: client.stop(run),
+        lost=losses.of_stop,
+    ),
+    _plain("kill", "run", "End it at once", lambda client, run: client.kill(run), lost=losses.of_kill),
+    _plain(
+        "rm",
+        "run",
+        "Delete it with its versions, checkpoints, samples and logs",
+        lambda client, run: client.remove(run),
+        told=lambda run, row: f"{run} is deleted.",
+        lost=losses.of_rm,
+    ),
+)
+VERSIONS = (
+    _plain(
+        "pin",
+        "version",
+        "Keep it loaded, and safe from deletion",
+        lambda client, version: client.pin(version),
+        told=lambda version, row: f"{version} is pinned.",
+    ),
+    _plain(
+        "unpin",
+        "version",
+        "Let it go when nothing asks for it",
+        lambda client, version: client.unpin(version),
+        told=lambda version, row: f"{version} is not pinned.",
+    ),
+    Action(
+        "swap",
+        "version",
+        "Serve it under an alias",
+        lambda client, version, values: client.swap(values["alias"].strip(), version),
+        lambda version, values: command("swap", values.get("alias", "").strip() or "ALIAS", version),
+        serves,
+        fields=ALIAS,
+        of_others=True,
+    ),
+    Action(
+        "fork",
+        "version",
+        "Start a new run from it",
+        _fork,
+        lambda version, values: command("fork", version, "--detach", fields=FORK, values=values),
+        lambda version, row: f"{row['name']} is {row['state']}.",
+        fields=FORK,
+        of_others=True,
+    ),
+    Action(
+        "export",
+        "version",
+        "Copy it, verified, as a PEFT directory",
+        _export,
+        lambda version, values: command("export", version, values.get("directory", "").strip() or "DIR"),
+        lambda version, row: f"{version} is in {row['path']}.",
+        fields=DIRECTORY,
+        of_others=True,
+    ),
+)
+ALIASES = (
+    Action(
+        "move",
+        "alias",
+        "Serve another version under it",
+        lambda client, alias, values: client.swap(alias, values["version"].strip()),
+        lambda alias, values: command("swap", alias, values.get("version", "").strip() or "RUN@N"),
+        serves,
+        fields=VERSION,
+    ),
+    _plain(
+        "rollback",
+        "alias",
+        "Serve the version before this one",
+        lambda client, alias: client.swap(alias, rollback=True),
+        line=lambda alias, values: command("swap", alias, "--rollback"),
+        told=serves,
+        lost=losses.of_rollback,
+    ),
+    _plain(
+        "unalias",
+        "alias",
+        "Remove it",
+        lambda client, alias: client.remove_alias(alias),
+        line=lambda alias, values: command("aliases", "--remove", alias),
+        told=lambda alias, row: f"{alias} is removed.",
+        lost=losses.of_unalias,
+    ),
+)
+ACTIONS = {action.verb: action for action in (*RUNS, *VERSIONS, *ALIASES)}

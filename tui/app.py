@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import threading
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
@@ -9,48 +12,121 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from lorad.client import Client
-from lorad.tui import keys
+from lorad.config import Config
+from lorad.errors import SpecError
+from lorad.tui import keys, themes
 from lorad.tui.actions import ACTIONS
 from lorad.tui.feed import Feed, Line
-from lorad.tui.screens.base import RunsBase
-from lorad.tui.screens.help import Help
-from lorad.tui.screens.runs import RunsScreen
+from lorad.tui.screens.base import Base
+from lorad.tui.screens.dashboard import Dashboard
+
+LATER = ("run", "help", "new_run", "serving")  # screens that nobody sees first: read when the dashboard stands
+STANDS = 1.0  # seconds after the beginning
 
 
 class LoradApp(App[None]):
-    """Watches and controls the runs of a daemon. `readonly`: only watches."""
+    """Watches and controls the runs of a daemon. `readonly`: only watches.
+
+    Raises SpecError for a theme or an action id that there is not.
+    """
 
     TITLE = "lorad"
     CSS_PATH = "lorad.tcss"
     BINDINGS = keys.APP
 
     lost: reactive[str] = reactive("")  # why there is no daemon, in words
+    frozen: reactive[bool] = reactive(False)  # what is shown stays as it is
 
-    def __init__(self, client: Client, *, readonly: bool = False) -> None:
+    def __init__(self, client: Client, *, readonly: bool = False, config: Config | None = None) -> None:
         super().__init__()
-        self.client, self.readonly = client, readonly
+        self.config = config or Config()
+        self.client, self.readonly = client, readonly or self.config.tui.readonly
+        self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.feed = Feed(client, self)
+        self._look()
+        self.animation_level = "none"  # each frame of one would cross the line of whoever is far away
+
+    def _look(self) -> None:
+        self.register_theme(themes.CONTRAST)
+        wanted, unknown = self.config.tui.theme, set(self.config.tui.keymap) - set(keys.ids())
+        if unknown:
+            raise SpecError(f"tui.keymap: no action has the id {min(unknown)}", hint=f"There are: {ids_told()}.")
+        if (name := themes.NAMES.get(wanted, wanted)) not in self.available_themes:
+            raise SpecError(f"tui.theme: there is no theme {wanted}", hint=f"There are: {', '.join(themes.NAMES)}.")
+        self.theme = name
+        self.set_keymap(self.config.tui.keymap)
 
     def get_default_screen(self) -> Screen[None]:
-        return RunsScreen()
+        return Dashboard()
 
     def on_mount(self) -> None:
         self.feed.start()
+        self.set_timer(STANDS, lambda: threading.Thread(target=settle, daemon=True).start())
 
     def on_unmount(self) -> None:
         self.feed.close()
 
     def on_line(self, message: Line) -> None:
-        self.lost = message.lost
+        self.lost, self.user = message.lost, message.user
 
+    def may_act(self, owner: str | None) -> bool:
+        """On what belongs to `owner`; the daemon has the last word."""
+        return owner is None or self.user is None or owner == self.user
+
+    # -- ways to screens ---------------------------------------------------------------------------------------------
+    def open_run(self, run: str) -> None:
+        from lorad.tui.screens.run import RunScreen
+
+        self.push_screen(RunScreen(run))
+
+    def open_serving(self) -> None:
+        from lorad.tui.screens.serving import Serving
+
+        if not isinstance(self.screen, Serving):
+            self.push_screen(Serving())
+
+    def open_form(self, like: str | None = None) -> None:
+        """like: a run whose spec it begins with."""
+        from lorad.tui.screens.new_run import NewRun
+
+        if not isinstance(self.screen, NewRun):
+            self.push_screen(NewRun(like))
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
     def action_help(self) -> None:
+        from lorad.tui.screens.help import Help
+
         if not isinstance(self.screen, Help):
             self.push_screen(Help())
 
+    def action_freeze(self) -> None:
+        self.frozen = not self.frozen
+        self.feed.freeze(self.frozen)
+
+    def action_next_theme(self) -> None:
+        self.theme = themes.next_name(self.theme)
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What ctrl+p offers: everything that can be done to the run, then Textual's own."""
-        if isinstance(screen, RunsBase) and screen.selected() is not None:
+        """What the palette offers: what can be done to what is chosen, the screens, then Textual's own."""
+        if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
-                yield SystemCommand(f"{verb.capitalize()} the run", action.says, lambda v=verb: screen.action_act(v))
-            yield SystemCommand("Copy the command", "The shell's way to do what was done last", screen.action_copy)
+                if targets := screen.targets(action.on):
+                    whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
+                    yield SystemCommand(f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v))
+            yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
+            yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
+            yield SystemCommand("Copy the command", "The shell's way to what was done last", screen.action_copy)
+        yield SystemCommand("Pause refreshing", "What is shown stays; again to go on", self.action_freeze)
         yield from super().get_system_commands(screen)
+
+
+def settle() -> None:
+    """Read the other screens; what there is from then on stays, and is no garbage to look for."""
+    for name in LATER:
+        importlib.import_module(f"lorad.tui.screens.{name}")
+    gc.freeze()
+    gc.enable()
+
+
+def ids_told() -> str:
+    return ", ".join(sorted(set(keys.ids())))

@@ -1,15 +1,18 @@
 """Where all data of the screens comes from: one event stream, followed by one thread; another reads what changed.
 
 The reader asks the screen in front what it needs (`View.read`), never on the UI thread, and hands it the result as a
-`Fresh` message; at most twice a second, and only when something happened. A lost daemon is told to the app (`Line`),
-then asked for again with a growing delay. Both threads are daemonic: leaving never waits for a socket.
+`Fresh` message; at most twice a second, and only when something happened. What no event tells (pools, devices) is asked
+for with every tick. A lost daemon is told to the app (`Line`), then asked for again with a growing delay. Both threads
+are daemonic: leaving never waits for a socket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,25 +22,39 @@ from textual.message_pump import MessagePump
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
 
+Json = dict[str, Any]
 PERIOD = 0.5  # seconds between two readings
+TICK = 2.0  # seconds between two looks at what no event tells
+EVENTS = 200  # of one reading that are kept
 SILENCE = 15.0  # seconds without even an `idle` event: the daemon hangs
 SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the daemon
+ODD = (KeyError, TypeError, AttributeError, IndexError)  # an answer that has other keys than it should
 BROKEN = (OSError, ValueError, http.client.HTTPException)  # a connection that ended in the middle of an answer
 
 
 @dataclass
 class Changes:
-    """What happened since the last reading: kinds of events by run; `everything` when that is not known."""
+    """What happened since the last reading: kinds of events by run, and the last events themselves; `everything` when
+    that is not known. tick: it is time to look at what no event tells."""
 
     everything: bool = False
+    tick: bool = False
     kinds: dict[str, set[str]] = field(default_factory=dict)
+    events: deque[Json] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
     def __bool__(self) -> bool:
-        return self.everything or bool(self.kinds)
+        return self.everything or self.tick or bool(self.kinds)
 
     def touch(self, run: str, kind: str | None = None) -> bool:
         """Whether something (of that kind) happened to a run."""
         return self.everything or (run in self.kinds if kind is None else kind in self.kinds.get(run, ()))
+
+    def take(self, event: Json) -> None:
+        if event["run"] is None:
+            self.everything = True
+        else:
+            self.kinds.setdefault(event["run"], set()).add(event["kind"])
+        self.events.append(event)
 
 
 class Fresh(Message):
@@ -57,11 +74,12 @@ class Failed(Message):
 
 
 class Line(Message):
-    """To the app: the daemon is lost, in words, or (`""`) there again."""
+    """To the app: the daemon is lost, in words, or (`""`) there again. user: who may act on what is theirs alone; None:
+    on everything."""
 
-    def __init__(self, lost: str) -> None:
+    def __init__(self, lost: str, user: str | None = None) -> None:
         super().__init__()
-        self.lost = lost
+        self.lost, self.user = lost, user
 
 
 class View(Protocol):
@@ -81,6 +99,10 @@ class Feed:
         self._stream = client.patient(SILENCE)
         self._view: View | None = None
         self._changes, self._urgent = Changes(), False
+        self._ticked = 0.0
+        self._missed = False  # something changed that could not be read
+        self._frozen = False
+        self._user: str | None = None
         self._news = threading.Condition()
         self._closed = threading.Event()
 
@@ -101,14 +123,21 @@ class Feed:
 
     def again(self) -> None:
         """Something else than an event calls for a new reading."""
-        self._tell(None)
+        self._tell(None, urgent=True)
 
-    def _tell(self, event: dict[str, Any] | None, *, urgent: bool = False) -> None:
+    def freeze(self, frozen: bool) -> None:
+        """What is shown stays as it is, until it is thawed: then all that changed meanwhile is read."""
         with self._news:
-            if event is None or event["run"] is None:
+            self._frozen = frozen
+            self._news.notify_all()
+
+    def _tell(self, event: Json | None, *, urgent: bool = False) -> None:
+        """Of an event, or (None) that everything may have changed."""
+        with self._news:
+            if event is None:
                 self._changes.everything = True
             else:
-                self._changes.kinds.setdefault(event["run"], set()).add(event["kind"])
+                self._changes.take(event)
             self._urgent |= urgent
             self._news.notify_all()
 
@@ -117,15 +146,16 @@ class Feed:
         cursor, delay, since = -1, 0.0, ""
         while not self._closed.wait(delay):
             try:
-                self._stream.status()
-                self._app.post_message(Line(""))
+                self._user = restricted(self._stream.status())
+                post(self._app, Line("", self._user))
                 self._tell(None)
                 delay, since = 0.25, ""
                 cursor = self._events(cursor)
             except (LoradError, *BROKEN) as error:
                 since = since or time.strftime("%H:%M:%S")
                 told = error.message if isinstance(error, LoradError) else f"no daemon answers: {error}"
-                self._app.post_message(Line(f"No daemon since {since}, asking again; old figures. {told}"))
+                lost = f"No daemon since {since}, asking again; old figures. {told}"
+                post(self._app, Line(lost, self._user))
                 delay = min(max(delay, 0.25) * 2, SLOWEST)
 
     def _events(self, cursor: int) -> int:
@@ -134,7 +164,10 @@ class Feed:
         for event in self._stream.events(cursor):
             if self._closed.is_set():
                 break
-            self._tell(None if first else event)
+            if first:
+                self._tell(None)
+            elif event["kind"] != "idle":
+                self._tell(event)
             cursor, first = int(event["id"]), False
         return cursor
 
@@ -142,23 +175,55 @@ class Feed:
     def _serve(self) -> None:
         while not self._closed.is_set():
             with self._news:
-                self._news.wait_for(lambda: self._closed.is_set() or (self._changes and self._view))
-                view, changes = self._view, self._changes
-                self._changes, self._urgent = Changes(), False
-            if view is not None and not self._closed.is_set():
+                self._news.wait_for(self._is_due, timeout=TICK)
+                view, changes = self._view, self._taken()
+            if view is not None and changes and not self._closed.is_set():
                 self._read(view, changes)
             with self._news:
                 self._news.wait_for(lambda: self._closed.is_set() or self._urgent, timeout=PERIOD)
 
+    def _is_due(self) -> bool:
+        return self._closed.is_set() or bool(self._changes and self._view and (self._urgent or not self._frozen))
+
+    def _taken(self) -> Changes:
+        """What happened until now, from here on the reader's."""
+        if self._view is None or (self._frozen and not self._urgent):
+            return Changes()
+        changes, now = self._changes, time.monotonic()
+        if changes.everything or now - self._ticked >= TICK:
+            changes.tick, self._ticked = True, now
+            changes.everything |= self._missed
+            self._missed = False
+        self._changes, self._urgent = Changes(), False
+        return changes
+
     def _read(self, view: View, changes: Changes) -> None:
         try:
             data = view.read(self._client, changes)
-        except DaemonUnreachable:
-            return  # the stream notices too, and everything is read when it is back
+            news: Message | None = Fresh(data) if data is not None else None
+        except (DaemonUnreachable, *BROKEN):  # the stream notices too
+            self._missed, news = True, None
         except LoradError as error:
-            view.post_message(Failed(error))
-            return
-        except BROKEN:
-            return
-        if data is not None:
-            view.post_message(Fresh(data))
+            self._missed, news = True, Failed(error)
+        except ODD as error:
+            self._missed, news = True, Failed(not_understood(error))
+        if news is not None:
+            post(view, news)
+
+
+def restricted(status: Json) -> str | None:
+    """Who may act on what is theirs alone; None: on everything, also where an older daemon does not say."""
+    caller = status.get("caller") or {"admin": True}
+    return None if caller["admin"] else str(caller["user"])
+
+
+def not_understood(error: Exception) -> LoradError:
+    """In words, of an error in ODD."""
+    hint = "The daemon may be of another version: see `lorad daemon status`."
+    return LoradError(f"an answer is not understood: {error!r}", hint=hint)
+
+
+def post(to: View | MessagePump, message: Message) -> None:
+    """From a thread, which may outlive the interface."""
+    with contextlib.suppress(RuntimeError):
+        to.post_message(message)

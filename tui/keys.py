@@ -1,61 +1,269 @@
-"""Every key, once, by action id: screens take their bindings from here and the help screen lists them."""
+"""Every key, once, by action id: screens take their bindings from here, the help screen lists them, and `tui.keymap` of
+config.yaml gives an id other keys."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Input
 
 
 def _key(keys: str, action: str, id: str, says: str, *, show: bool = True, display: str | None = None) -> Binding:
     return Binding(keys, action, says, id=id, show=show, key_display=display)
 
 
+def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding:
+    """Opens a field: handled before what is focused gets the key, so that what is typed next, however soon, is the
+    field's. Not while a field is typed in: see `opens`."""
+    return Binding(keys, action, says, id=id, key_display=display, priority=True)
+
+
+def opens(screen: Screen[Any], action: str) -> bool:
+    """Whether the action of a `_prompt` is possible now."""
+    return not (action in ("filter", "search", "ask", "compare") and isinstance(screen.focused, Input))
+
+
 APP: list[BindingType] = [
     _key("question_mark,f1", "help", "app.help", "Help", display="?"),
+    _key("colon,ctrl+p", "command_palette", "app.palette", "Commands", show=False, display=":"),
+    _key("p", "freeze", "app.freeze", "Pause refreshing, and go on", show=False),
+    _key("T", "next_theme", "app.theme", "Next theme", show=False),
     _key("q", "quit", "app.quit", "Quit"),
 ]
 
+SCREEN: list[BindingType] = [
+    _key("y", "copy", "screen.copy", "Copy the command", show=False),
+    _key("n", "new_run", "screen.new", "New run"),
+    _key("S", "serving", "screen.serving", "Serving"),
+]
+
 RUN: list[BindingType] = [
-    _key("p", "act('pause')", "run.pause", "Pause"),
-    _key("r", "act('resume')", "run.resume", "Resume"),
-    _key("s", "act('stop')", "run.stop", "Stop"),
-    _key("x", "act('kill')", "run.kill", "Kill"),
-    _key("y", "copy", "run.copy", "Copy command", show=False),
+    _key("P", "screen.act('pause')", "run.pause", "Pause"),
+    _key("r", "screen.act('resume')", "run.resume", "Resume"),
+    _key("s", "screen.act('stop')", "run.stop", "Stop"),
+    _key("x", "screen.act('kill')", "run.kill", "Kill"),
+    _key("D", "screen.act('rm')", "run.rm", "Delete", show=False),
+]
+
+VERSION: list[BindingType] = [
+    _key("i", "screen.act('pin')", "version.pin", "Pin"),
+    _key("u", "screen.act('unpin')", "version.unpin", "Unpin"),
+    _key("w", "screen.act('swap')", "version.swap", "Swap"),
+    _key("f", "screen.act('fork')", "version.fork", "Fork"),
+    _key("e", "screen.act('export')", "version.export", "Export", show=False),
+]
+
+ALIAS: list[BindingType] = [
+    _key("w", "screen.act('move')", "alias.move", "Swap"),
+    _key("b", "screen.act('rollback')", "alias.rollback", "Roll back"),
+    _key("D", "screen.act('unalias')", "alias.rm", "Remove"),
 ]
 
 TABLE: list[BindingType] = [
     _key("j", "cursor_down", "table.down", "Down", show=False),
     _key("k", "cursor_up", "table.up", "Up", show=False),
-    _key("g", "scroll_top", "table.top", "First", show=False),
-    _key("G", "scroll_bottom", "table.bottom", "Last", show=False, display="G"),
-    _key("enter", "select_cursor", "table.open", "Open"),
+    _key("g", "first", "table.top", "First", show=False),
+    _key("G", "last", "table.bottom", "Last", show=False),
+    _key("pagedown", "page_down", "table.page_down", "A screen down", show=False),
+    _key("pageup", "page_up", "table.page_up", "A screen up", show=False),
+    _key("space", "mark", "table.mark", "Mark", show=False),
+    _key("o", "order", "table.order", "Order by the next column", show=False),
+    _key("O", "reverse", "table.reverse", "Order the other way round", show=False),
+    _key("enter", "select_cursor", "table.open", "Open", show=False),
 ]
 
-RUNS: list[BindingType] = [
-    _key("slash", "filter", "runs.filter", "Filter", display="/"),
-    _key("escape", "unfilter", "runs.unfilter", "Show all again", show=False),
-    _key("a", "all", "runs.all", "Old runs too", show=False),
+BOARD: list[BindingType] = [
+    _prompt("slash", "filter", "board.filter", "Filter", "/"),
+    _key("escape", "unfilter", "board.unfilter", "Show all, mark none", show=False),
+    _key("a", "all", "board.all", "Old runs too", show=False),
+    _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
+    _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
+    _key("shift+tab", "app.focus_previous", "board.previous", "Pane before", show=False),
 ]
 
-RUN_SCREEN: list[BindingType] = [_key("escape", "back", "screen.back", "Back")]
+BACK: list[BindingType] = [_key("escape", "back", "screen.back", "Back")]
+
+TABS: list[BindingType] = [
+    _key("right_square_bracket", "tab(1)", "tabs.next", "Next tab", show=False, display="]"),
+    _key("left_square_bracket", "tab(-1)", "tabs.previous", "Previous tab", show=False, display="["),
+    *(_key(str(n), f"tab_at({n})", f"tabs.{n}", f"Tab {n}", show=False) for n in range(1, 8)),
+]
 
 LOG: list[BindingType] = [
     _key("j", "scroll_down", "log.down", "Down", show=False),
     _key("k", "scroll_up", "log.up", "Up", show=False),
     _key("g", "scroll_home", "log.top", "First", show=False),
-    _key("G", "scroll_end", "log.bottom", "Last", show=False, display="G"),
+    _key("G", "scroll_end", "log.bottom", "Last", show=False),
+]
+
+CURVES: list[BindingType] = [
+    _key("left", "cursor(-1)", "curves.back", "A step back", show=False),
+    _key("right", "cursor(1)", "curves.on", "A step on", show=False),
+    _key("shift+left", "cursor(-10)", "curves.back_far", "Ten steps back", show=False),
+    _key("shift+right", "cursor(10)", "curves.on_far", "Ten steps on", show=False),
+    _key("home", "cursor_to(0)", "curves.first", "The first step", show=False),
+    _key("end", "cursor_to(-1)", "curves.last", "The last step, and follow it", show=False),
+    _key("j,down", "metric(1)", "curves.next", "Next metric", show=False),
+    _key("k,up", "metric(-1)", "curves.previous", "Metric before", show=False),
+    _key("enter", "alone", "curves.alone", "This chart alone, or all", show=False),
+    _key("m", "choose_metric", "curves.metric", "Metric"),
+    _key("a", "compare", "curves.compare", "Compare"),
+    _key("A", "uncompare", "curves.uncompare", "No other runs", show=False),
+    _key("e", "smooth", "curves.smooth", "Smooth: EMA 0, 0.6, 0.9, 0.97", show=False),
+    _key("L", "log", "curves.log", "Logarithmic, or not", show=False),
+    _key("c", "spikes", "curves.spikes", "Spikes within, or cut", show=False),
+    _key("plus,equals_sign", "zoom(0.5)", "curves.in", "Zoom", display="+"),
+    _key("minus", "zoom(2)", "curves.out", "Zoom out", show=False, display="-"),
+    _key("0", "zoom(0)", "curves.whole", "All steps", show=False),
+    _key("h", "move(-0.25)", "curves.left", "Earlier steps", show=False),
+    _key("l", "move(0.25)", "curves.right", "Later steps", show=False),
+    _key("t", "tail", "curves.tail", "The last 1000, 200, 50 steps, or all", show=False),
+    _key("f", "figures", "curves.figures", "The table of figures, or not", show=False),
+]
+
+CHOOSE: list[BindingType] = [
+    _key("escape", "cancel", "choose.cancel", "Cancel"),
+    _key("down", "go(1)", "choose.down", "Down", show=False),
+    _key("up", "go(-1)", "choose.up", "Up", show=False),
 ]
 
 CONFIRM: list[BindingType] = [
     _key("n,escape", "answer(False)", "confirm.no", "No", display="n"),
     _key("y", "answer(True)", "confirm.yes", "Yes"),
     _key("left,right,h,l", "app.focus_next", "confirm.other", "Other button", show=False),
+    _key("down,j", "scroll(1)", "confirm.down", "Down", show=False),
+    _key("up,k", "scroll(-1)", "confirm.up", "Up", show=False),
+]
+
+ASK: list[BindingType] = [
+    _key("escape", "cancel", "ask.cancel", "Cancel"),
+    _key("ctrl+s", "go", "ask.go", "Do it"),
+    # Before what is focused gets them: what is typed next, however soon, is the next field's.
+    Binding("down", "app.focus_next", "Next field", id="ask.next", show=False, priority=True),
+    Binding("up", "app.focus_previous", "Previous field", id="ask.previous", show=False, priority=True),
 ]
 
 CLOSE: list[BindingType] = [_key("escape,question_mark,q,enter", "app.pop_screen", "help.close", "Close")]
 
+CHOICE: list[BindingType] = [
+    _key("right,space", "turn(1)", "choice.next", "Next choice", show=False),
+    _key("left", "turn(-1)", "choice.previous", "Previous choice", show=False),
+]
+
+FORM: list[BindingType] = [
+    _key("ctrl+s", "start", "form.start", "Start"),
+    _key("ctrl+o", "write", "form.write", "Write"),
+    _key("ctrl+t", "flip", "form.flip", "YAML"),
+    _key("ctrl+y", "copy", "form.copy", "Copy the command", show=False),
+    # Before what is focused gets them: what is typed next, however soon, is the next field's.
+    Binding("enter,down", "move(1)", "Next field", id="form.next", show=False, priority=True),
+    Binding("up", "move(-1)", "Previous field", id="form.previous", show=False, priority=True),
+    Binding("tab", "app.focus_next", "Next field, or the YAML", id="form.tab", show=False, priority=True),
+    Binding("shift+tab", "app.focus_previous", "The one before", id="form.back_tab", show=False, priority=True),
+    _key("escape,q", "back", "form.back", "Back", display="esc"),
+]
+
+PICK: list[BindingType] = [
+    _key("down", "move(1)", "pick.down", "Down", show=False),
+    _key("up", "move(-1)", "pick.up", "Up", show=False),
+    _key("pagedown", "move(10)", "pick.page_down", "Ten down", show=False),
+    _key("pageup", "move(-10)", "pick.page_up", "Ten up", show=False),
+    _key("escape", "cancel", "pick.cancel", "Cancel"),
+]
+
+SPEC: list[BindingType] = [
+    _prompt("d", "compare", "spec.diff", "Compare", "d"),
+    _key("a", "all", "spec.all", "Defaults too"),
+    _prompt("slash", "search", "spec.search", "Search", "/"),
+    _key("Y", "copy_yaml", "spec.copy", "Copy the YAML"),
+    _key("L", "like", "spec.like", "New run like it"),
+]
+
+SPEC_TEXT: list[BindingType] = [
+    _key("j", "scroll_down", "spec.down", "Down", show=False),
+    _key("k", "scroll_up", "spec.up", "Up", show=False),
+    _key("g", "scroll_home", "spec.top", "First", show=False),
+    _key("G", "scroll_end", "spec.bottom", "Last", show=False),
+]
+
+SAMPLES: list[BindingType] = [
+    _key("less_than_sign,comma", "step(-1)", "samples.earlier", "Earlier step", display="<"),
+    _key("greater_than_sign,full_stop", "step(1)", "samples.later", "Later step", display=">"),
+    _prompt("number_sign", "ask('step')", "samples.jump", "Step …", "#"),
+    _key("l", "latest", "samples.latest", "Latest", show=False),
+    _prompt("slash", "ask('search')", "samples.search", "Search", "/"),
+    _key("n", "find(1)", "samples.next", "Next match", show=False),
+    _key("N", "find(-1)", "samples.previous", "Match before", show=False),
+    _key("v", "by", "samples.order", "Order of the completions", show=False),
+    _key("d", "compare", "samples.diff", "Compare"),
+    _key("equals_sign", "ask('other')", "samples.other", "Compare with step …", show=False, display="="),
+    _key("w", "words", "samples.words", "Word by word, or side by side", show=False),
+    _key("escape", "undo", "samples.undo", "Leave the text, the comparison, the search", show=False),
+]
+
+VERSIONS_TAB: list[BindingType] = [
+    _key("c", "current", "versions.current", "Current one"),
+]
+
+CHECKPOINTS: list[BindingType] = [
+    _key("r", "screen.act('resume')", "checkpoints.resume", "Resume from it"),
+    _key("f", "screen.act('fork')", "checkpoints.fork", "Fork its version"),
+]
+
+PROMPT: list[BindingType] = [_key("escape", "close", "prompt.close", "Close", show=False)]
+
+LOGS: list[BindingType] = [
+    _prompt("slash", "filter", "logs.filter", "Filter", "/"),
+    _key("escape", "unfilter", "logs.unfilter", "All lines", show=False),
+    _key("o", "turn(1)", "logs.next", "Next process"),
+    _key("O", "turn(-1)", "logs.previous", "Process before", show=False),
+    _key("f", "follow", "logs.follow", "Follow"),
+]
+
+EVENTS: list[BindingType] = [
+    _prompt("slash", "filter", "events.filter", "Filter", "/"),
+    _key("escape", "unfilter", "events.unfilter", "All events", show=False),
+    _key("v", "kind(1)", "events.kind", "Of the next kind"),
+    _key("V", "kind(-1)", "events.kind_before", "Of the kind before", show=False),
+]
+
+SERVING: list[BindingType] = [_key("c", "chat", "serving.chat", "Chat")]
+
+CHAT: list[BindingType] = [
+    _key("escape", "leave", "chat.leave", "Drop what is awaited, or back"),
+    _key("up", "recall(-1)", "chat.before", "The prompt before", show=False),
+    _key("down", "recall(1)", "chat.next", "The next prompt", show=False),
+    _key("pageup", "page(-1)", "chat.page_up", "Answers up", show=False),
+    _key("pagedown", "page(1)", "chat.page_down", "Answers down", show=False),
+]
+
 HELP: dict[str, list[BindingType]] = {
-    "Everywhere": APP,
-    "The run": RUN,
-    "The table": TABLE + RUNS,
-    "The run's screen": RUN_SCREEN,
+    "Everywhere": APP + SCREEN,
+    "Runs, those that are marked or the one under the cursor": RUN,
+    "The dashboard": BOARD,
+    "Tables": TABLE,
+    "The run's screen": BACK + TABS,
+    "Curves": CURVES,
+    "Versions": VERSION + VERSIONS_TAB,
+    "Samples": SAMPLES,
+    "Checkpoints": CHECKPOINTS,
+    "Aliases": ALIAS + SERVING,
+    "The chat": CHAT,
+    "Logs": LOG + LOGS,
+    "Events": EVENTS,
+    "A new run": FORM + CHOICE,
+    "Specs": SPEC + SPEC_TEXT,
 }
+
+
+def ids() -> Iterable[str]:
+    """What `tui.keymap` may name."""
+    return (
+        key.id
+        for keys in (*HELP.values(), CONFIRM, ASK, PICK, PROMPT, CHOOSE)
+        for key in keys
+        if isinstance(key, Binding) and key.id
+    )

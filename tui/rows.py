@@ -1,19 +1,21 @@
-"""A run as a row of the table: its cells, which columns fit, and whether a filter wants it."""
+"""A run as a row of the table: its cells, and what it is ordered by."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from rich.text import Text
 
+from lorad.alarms import Alarm
 from lorad.text import coarse_age, number, one_line, why
+from lorad.tui.board import rate
+from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.sparkline import sparkline
 
 Json = dict[str, Any]
-PADDING = 2  # cells beside each column
-
+Cells = dict[str, Text]
+T = TypeVar("T")
 # How a state looks besides its colour.
 SIGNS = {
     "queued": ("◌", "cyan"),
@@ -25,41 +27,80 @@ SIGNS = {
     "stopped": ("■", "blue"),
     "killed": ("✖", "magenta"),
 }
+LEVELS = {"bad": ("!!", "bold red"), "look": ("!", "yellow")}  # of an alarm
 BAD = ("✖", "bold red")  # failed, lost, attestation_failed, and whatever else may come
-
-
-@dataclass(frozen=True)
-class Column:
-    """`least`..`most`: cells wide. `leaves`: the larger, the sooner it goes when there is no room."""
-
-    key: str
-    least: int
-    most: int
-    leaves: int
-    right: bool = False
-
+STYLES = {"done": "cyan", "recent": "green"}
+NOT_YOURS = "⊘"
+LONGEST = 80  # characters of a name that are looked at: no column is wider
 
 COLUMNS = (
-    Column("name", 8, 28, 0),
-    Column("state", 10, 20, 1),
+    Column("name", 8, 40, 0, orders=True, shrinks=16),
+    Column("state", 10, 23, 0, orders=True, shrinks=12),
     Column("step", 5, 15, 2, right=True),
-    Column("done", 8, 8, 6),
-    Column("reward", 6, 8, 3, right=True),
-    Column("eval", 11, 15, 4),
-    Column("tok/s", 6, 8, 5, right=True),
-    Column("version", 7, 8, 7),
-    Column("owner", 5, 12, 9),
-    Column("age", 4, 5, 8, right=True),
-    Column("why", 8, 60, 10),
+    Column("done", 6, 6, 6, orders=True),
+    Column("reward", 6, 8, 3, right=True, orders=True),
+    Column("recent", 8, 24, 4),
+    Column("eval", 11, 15, 11),
+    Column("tok/s", 6, 8, 5, right=True, orders=True),
+    Column("version", 7, 8, 9),
+    Column("owner", 5, 14, 8, orders=True),
+    Column("age", 4, 5, 7, right=True, orders=True),
+    Column("why", 14, 60, 10, rest=True),
 )
-BY_KEY = {column.key: column for column in COLUMNS}
+
+
+class Lazy(Mapping[str, T], Generic[T]):
+    """Something about runs, made when it is asked for."""
+
+    def __init__(self, runs: Mapping[str, Json], make: Callable[[Json], T]) -> None:
+        self._runs, self._make = runs, make
+
+    def __getitem__(self, name: str) -> T:
+        return self._make(self._runs[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+
+class CellMaker:
+    """Cells of runs: the same ones as before as long as the run is the same one, and as old. width: of `recent`."""
+
+    def __init__(self) -> None:
+        self.width = 8
+        self.may_act: Callable[[str | None], bool] = lambda owner: True
+        self.alarms: Mapping[str, Sequence[Alarm]] = {}  # by run
+        self._made: dict[str, tuple[Json, Any, Cells]] = {}
+
+    def cells(self, run: Json) -> Cells:
+        may_act, level = self.may_act(run.get("owner")), self._level(run["name"])
+        depends = coarse_age(run.get("created_at")), self.width, may_act, level
+        known = self._made.get(run["name"])
+        if known is not None and known[0] is run and known[1] == depends:
+            return known[2]
+        made = cells(run, width=self.width, is_yours=may_act)
+        if level and run["state"] != "ended":
+            made["state"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
+        self._made[run["name"]] = run, depends, made
+        return made
+
+    def _level(self, name: str) -> str:
+        """Of its worst alarm."""
+        return min((alarm.level for alarm in self.alarms.get(name, ())), default="")
+
+    def forget(self, names: Mapping[str, Any]) -> None:
+        """All but these."""
+        for name in self._made.keys() - names.keys():
+            del self._made[name]
 
 
 def state_text(run: Json) -> Text:
     """A sign and a word; an ended run is told by its reason."""
     word = str(run.get("reason") or run["state"]) if run["state"] == "ended" else str(run["state"])
     sign, style = SIGNS.get(word, BAD)
-    return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style)
+    return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
 
 
 def bar(part: float, width: int) -> str:
@@ -73,71 +114,55 @@ def share(run: Json) -> float:
     return float(run.get("step") or 0) / run["steps"] if run.get("steps") else 0.0
 
 
+def total(steps: int | None) -> str:
+    """2000000 -> 2M"""
+    for unit, name in ((10**6, "M"), (1000, "k")):
+        if steps and steps >= 10**5 and steps % unit == 0:
+            return f"{steps // unit}{name}"
+    return str(steps or "?")
+
+
 def eval_text(run: Json) -> str:
     first, last = run.get("eval_first"), run.get("eval_last")
     return "" if first is None else f"{number(first)}→{number(last)}"
 
 
-def rate(run: Json) -> float | None:
-    """Tokens per second; None unless it runs."""
-    return (run.get("rates") or {}).get("tokens_per_second") if run["state"] == "running" else None
+def owner_text(run: Json, *, is_yours: bool) -> Text:
+    """With a sign where only looking is allowed."""
+    name = one_line(str(run.get("owner") or "")[:LONGEST])
+    return cell(name) if is_yours else Text(f"{NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def cells(run: Json) -> dict[str, Text]:
-    """The text of every column."""
+def cells(run: Json, *, width: int = 8, is_yours: bool = True) -> Cells:
+    """The text of every column. width: of the line of recent rewards."""
     plain = {
-        "name": run["name"],
-        "step": f"{run.get('step') or 0}/{run.get('steps') or '?'}",
-        "done": bar(share(run), 8),
+        "name": str(run["name"])[:LONGEST],
+        "step": f"{run.get('step') or 0}/{total(run.get('steps'))}",
+        "done": bar(share(run), 6),
         "reward": number(run.get("reward")),
+        "recent": sparkline(run.get("recent"), width),
         "eval": eval_text(run),
         "tok/s": number(rate(run), 0),
         "version": "" if run.get("version") is None else f"@{run['version']}",
-        "owner": run.get("owner") or "",
         "age": coarse_age(run.get("created_at")),
-        "why": why(run),
+        "why": why(run)[:400],
     }
-    row = {key: Text(one_line(str(value)), no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-    for key, text in row.items():
-        text.justify = "right" if BY_KEY[key].right else "left"
-    return {"state": state_text(run), **row}
+    row = {key: cell(one_line(value), STYLES.get(key, "")) for key, value in plain.items()}
+    return {**row, "state": state_text(run), "owner": owner_text(run, is_yours=is_yours)}
 
 
-def needs(rows: Iterable[dict[str, Text]], before: dict[str, int]) -> dict[str, int]:
-    """The width of every column, grown where a cell of `rows` is wider."""
-    widths = {column.key: column.least for column in COLUMNS} | before
-    for row in rows:
-        for key, text in row.items():
-            if key != "why":
-                widths[key] = min(max(widths[key], text.cell_len), BY_KEY[key].most)
-    return widths
+def cell(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def layout(needs: dict[str, int], room: int) -> dict[str, int]:
-    """Columns that fit into `room` cells, in order, with their widths; `why` takes what is left."""
-    widths = dict(needs)
-    leaving = sorted(COLUMNS, key=lambda column: -column.leaves)
-    for column in leaving[:-2]:
-        if sum(widths.values()) + PADDING * len(widths) <= room:
-            break
-        del widths[column.key]
-    if "why" in widths:
-        widths["why"] += room - sum(widths.values()) - PADDING * len(widths)
-    return widths
-
-
-def wanted(run: Json, filter: str) -> bool:
-    """Whether a run has all the words; `state:` and `owner:` look there only, `!` turns a word round."""
-    try:
-        words = shlex.split(filter.lower())
-    except ValueError:  # an open quote, while it is being typed
-        words = filter.lower().split()
-    return all(_has(run, word[1:]) is False if word[:1] == "!" and word[1:] else _has(run, word) for word in words)
-
-
-def _has(run: Json, word: str) -> bool:
-    state = f"{run['state']} {run.get('reason') or ''}"
-    field, colon, value = word.partition(":")
-    if colon and field in ("state", "owner"):
-        return value in (state if field == "state" else str(run.get("owner") or "")).lower()
-    return word in f"{run['name']} {state} {run.get('owner')} {run.get('pool') or ''} {why(run)}".lower()
+def values(run: Json) -> dict[str, Any]:
+    """What columns are ordered by."""
+    return {
+        "name": run["name"],
+        "state": str(run.get("reason") or run["state"]),
+        "done": share(run),
+        "reward": run.get("reward"),
+        "tok/s": rate(run),
+        "owner": run.get("owner"),
+        "age": -float(run.get("created_at") or 0.0),
+    }

@@ -1,4 +1,4 @@
-"""lorad aliases [ALIAS]: what is served under which name."""
+"""lorad aliases [ALIAS]: what is served under which name, and who asks for it how much."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import age, note, print_json, print_table
 from lorad.client import Client
 from lorad.errors import SpecError
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
+TRAFFIC = ("alias", "version", "requests", "failed", "in flight", "req/s", "tok/s", "first p50", "p50", "p95")
 
 
 @app.command()
 def aliases(
     alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False)] = None,
     remove: Annotated[bool, typer.Option("--remove", help="End this alias.")] = False,
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="Requests at the gateway; rates and times of the last minute.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Aliases and their versions; of one, all moves, newest first."""
@@ -28,9 +33,13 @@ def aliases(
         answer = client.remove_alias(alias)
         print_json(answer) if as_json else note(f"Alias {alias} is no more.")
         return
-    found = client.aliases() if alias is None else client.alias_moves(alias)
+    found = client.aliases() if alias is None or traffic else client.alias_moves(alias)
+    if traffic and alias is not None:
+        found = [a for a in found if a["alias"] == alias]
     if as_json:
         print_json(found)
+    elif traffic:
+        print_table(TRAFFIC, [traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all.")
     elif alias is None:
         rows = [
             (a["alias"], f"{a['run']}@{a['version']}", a["sha256"][:12], a["attested"], a["by"], age(a["updated_at"]))
@@ -44,3 +53,18 @@ def aliases(
             for m in found
         ]
         print_table(("version", "by", "age"), moves, empty="No moves.")
+
+
+def traffic_row(alias: Json) -> tuple[str, ...]:
+    """Blank where no gateway is up, and times where nothing was answered of late."""
+    names, told = (alias["alias"], f"{alias['run']}@{alias['version']}"), alias["traffic"]
+    if told is None:
+        return (*names, *[""] * (len(TRAFFIC) - len(names)))
+    counts = (str(told[key]) for key in ("requests", "failed", "in_flight"))
+    rates = (f"{told['requests_per_second']:.2f}", f"{told['tokens_per_second']:.0f}")
+    times = (milliseconds(told[key]) for key in ("ttft_p50", "p50", "p95"))
+    return (*names, *counts, *rates, *times)
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.0f} ms"

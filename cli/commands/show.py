@@ -7,8 +7,10 @@ from typing import Any
 
 import typer
 
+from lorad.alarms import alarms
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, number, print_json, printable
+from lorad.cli.settings import config_of
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
@@ -52,6 +54,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
         print(f"{'attempt':<11}{attempt['attempt']}: {attempt_in_words(attempt)}")
     for warning in data.get("warnings", []):
         print(f"{'warning':<11}{printable(warning)}")
+    for alarm in alarms([data], config_of(client.home).alarms):
+        print(f"{'alarm':<11}{printable(alarm.says)}")
 
 
 def attempt_in_words(attempt: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """The daemon's figures in Prometheus's text format (version 0.0.4).
 
 What can be counted in the database is: such counters outlive the daemon (and go back when a run is removed). The rest
-is since the daemon began. Labels with names of runs are there for active runs only, RUNS at most, and only where
-everybody may see every run.
+is since the daemon began, of gateways since they began. Labels with names of runs are there for active runs only, RUNS
+at most, those of ALIASES aliases, and only where everybody may see every run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,25 @@ from msgspec import Struct
 import lorad
 from lorad.daemon.context import Context
 from lorad.daemon.meter import BOUNDS, Histogram, Totals
+from lorad.daemon.traffic import traffic_of
+from lorad.protocol.traffic import Figures
 from lorad.states import RunState
+from lorad.store.aliases import aliases
 from lorad.store.db import Rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RUNS = 50
+ALIASES = 50
+TRAFFIC = (
+    ("requests", "counter", "Requests for an alias that ended, at its gateway."),
+    ("failed", "counter", "Of those, the ones that the serving side failed."),
+    ("tokens", "counter", "Tokens that were generated for them."),
+    ("in_flight", "gauge", "Requests for an alias under way."),
+    ("ttft_p50", "gauge", "Seconds until the first token of streams, of the last minute: median."),
+    ("ttft_p95", "gauge", "The same: 95th percentile."),
+    ("p50", "gauge", "Seconds until the end of an answer, of the last minute: median."),
+    ("p95", "gauge", "The same: 95th percentile."),
+)
 Labels = Mapping[str, Any]
 NONE: Labels = {}
 
@@ -46,7 +60,9 @@ class Read(Struct, frozen=True):
 async def exposition(ctx: Context) -> str:
     found = await ctx.read(read, ctx.meter.totals)
     ctx.meter.totals = found.totals
-    return "".join(f"{line}\n" for line in lines(ctx, found))
+    rows = aliases(ctx.store)[:ALIASES] if ctx.config.sharing.read == "all" else []
+    traffic = await traffic_of(ctx, rows)
+    return "".join(f"{line}\n" for line in (*lines(ctx, found), *of_traffic(traffic)))
 
 
 def read(rows: Rows, before: Totals) -> Read:
@@ -162,6 +178,15 @@ def of_requests(ctx: Context) -> Iterator[str]:
     yield from one("lorad_swaps_failed_total", "counter", "Swaps that changed nothing.", meter.failed_swaps)
     yield from one("lorad_event_followers", "gauge", "Readers of events.", meter.followers)
     yield from one("lorad_readers_active", "gauge", "Long questions under way.", ctx.readers.active)
+
+
+def of_traffic(told: Mapping[str, Figures | None]) -> Iterator[str]:
+    """Counters go back when a gateway begins anew."""
+    known = {("alias", alias): figures for alias, figures in told.items() if figures is not None}
+    for key, kind, says in TRAFFIC:
+        values = {label: getattr(figures, key) for label, figures in known.items()}
+        name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
+        yield from many(name, kind, says, {label: value for label, value in values.items() if value is not None})
 
 
 def of_process(ctx: Context) -> Iterator[str]:

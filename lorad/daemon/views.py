@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
 from lorad.daemon.pool import Pool
 from lorad.daemon.preempt import told_of
 from lorad.daemon.processes import read_status
@@ -22,16 +22,30 @@ from lorad.store.db import Row, Rows
 
 RUN_KEYS = """
 name state reason detail waiting step steps reward eval_first eval_last version owner pool created_at started_at
-ended_at attempt priority preempted rates
+ended_at attempt priority preempted rates signals recent origin
 """
 VERSION_KEYS = "run version step sha256 path rank alpha parent created_at pinned aliases attested attestation bytes"
 WARNINGS = 20
 OWN = "trainer."  # of versions in PoolInfo
 
 
+class Model(msgspec.Struct):
+    path: str = ""
+
+
+class Base(msgspec.Struct):
+    """What of a spec is told with every run."""
+
+    model: Model = msgspec.field(default_factory=Model)
+
+
+BASE = msgspec.json.Decoder(Base)
+
+
 def run_view(row: Row) -> dict[str, Any]:
     waiting = told_of(row, row["waiting"] if row["state"] in ("queued", "starting") or row["serving"] else "")
-    return {key: row[key] for key in RUN_KEYS.split()} | {"waiting": waiting}
+    base = BASE.decode(row.get("spec") or "{}").model.path
+    return {key: row[key] for key in RUN_KEYS.split()} | {"waiting": waiting, "base": base}
 
 
 def history(rows: Rows, row: Row) -> dict[str, Any]:
@@ -50,13 +64,21 @@ def history(rows: Rows, row: Row) -> dict[str, Any]:
 def show_view(ctx: Context, row: Row, history: dict[str, Any]) -> dict[str, Any]:
     return run_view(row) | {
         "directory": row["directory"],
-        "origin": row["origin"],
+        "cwd": asked_in(row),
         "sweep": row["sweep"],
         "serving": bool(row["serving"]),
         "spec": json.loads(row["spec"]),
         "processes": processes_of(ctx, row),
         **history,
     }
+
+
+def asked_in(row: Row) -> str | None:
+    """Where relative paths of its spec begin; None where that is not kept."""
+    try:
+        return request_of(row).cwd
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def attempts_of(rows: Rows, row: Row) -> list[dict[str, Any]]:

@@ -32,10 +32,10 @@ JOURNAL_LOST = 74  # EX_IOERR
 
 
 def main() -> int:
-    HEART.start(AttemptDir(Path(sys.argv[1])).heartbeat)
-    learn_structs()
     stop = StopFlag()
     signal.signal(signal.SIGTERM, stop)
+    HEART.start(AttemptDir(Path(sys.argv[1])).heartbeat)
+    learn_structs()
     params = parameters.read(Path(sys.argv[1]))
     run_dir = RunDir(Path(params.run_dir))
     try:

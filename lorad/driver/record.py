@@ -45,7 +45,8 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
     """Means over samples or tokens; seconds are wall time. `logprob_difference`: mean |trainer - engine|, nats.
 
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
-    seconds_waited: of the run's calls, for a turn in the pool. staleness: see `Plan`.
+    seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
+    staleness: see `Plan`.
     """
     samples, seconds = rollout.samples, session.seconds
     first, n = trained.first, max(trained.first.tokens, 1)

@@ -17,7 +17,7 @@ from lorad.errors import LoradError
 from lorad.gateway.access import Access
 from lorad.gateway.bases import Bases, Peers
 from lorad.gateway.errors import from_lorad
-from lorad.gateway.generation import Generation, Generator, gathered
+from lorad.gateway.generation import Asked, Generation, Generator, gathered
 from lorad.gateway.guard import EVENT_STREAM, VERSION, answer, arrived, event, guard, send
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
 from lorad.gateway.models import add_models
@@ -26,8 +26,10 @@ from lorad.gateway.prompts import of_chat, of_completion
 from lorad.gateway.resolve import Resolver
 from lorad.gateway.server import listening
 from lorad.gateway.shapes import ChatShape, CompletionShape, Shape
+from lorad.gateway.traffic import Counted, Traffic, telling
 from lorad.gateway.watchdog import watched
 from lorad.paths import Home
+from lorad.protocol.traffic import FILE
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +45,19 @@ class Gateway:
     bases: Bases = field(default_factory=Bases)
     peers: Peers = field(default_factory=Peers)
     limits: Limits = field(default_factory=Limits)
+    traffic: Traffic = field(default_factory=Traffic)
     has_front: bool = False
 
     @property
     def generator(self) -> Generator:
         return Generator(self.resolver, self.bases, self.peers)
+
+    def counted(self, wish: Wish) -> Counted:
+        """Around a request. A name that is in the table is counted whatever comes of it, others when they are found."""
+        counted, names = Counted(self.traffic, streams=wish.stream), self.resolver.names()
+        if wish.model in names.aliases or wish.model in names.versions:
+            counted.serves(wish.model)
+        return counted
 
     def meant(self, request: web.Request) -> str | None:
         return request.headers.get(VERSION) if self.has_front else None
@@ -61,8 +71,9 @@ class Gateway:
 async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """The gateway of a home that belongs to one user."""
     gateway = Gateway(Resolver(home, home.gateway / "table.json"), Access(settings.tokens))
+    told = telling(gateway.traffic, home.gateway / FILE)
     try:
-        async with listening(make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port):
+        async with told, listening(make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port):
             yield gateway
     finally:
         await gateway.close()
@@ -73,8 +84,10 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     """The one of a user, this process's, behind the front of a shared home. When it hangs, it ends."""
     resolver = Resolver(home, home.gateway_of(uid) / "table.json")
     gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
+    socket = home.gateway_socket_of(uid)
+    told = telling(gateway.traffic, socket.with_name(FILE))
     try:
-        async with watched(), listening(make_app(gateway), home.gateway_socket_of(uid), BEHIND_FRONT):
+        async with watched(), told, listening(make_app(gateway), socket, BEHIND_FRONT):
             yield gateway
     finally:
         await gateway.close()
@@ -91,40 +104,48 @@ def make_app(gateway: Gateway) -> web.Application:
 async def complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body, meant = await arrived(request), gateway.meant(request)
     wish = read(body, CompletionWish, NEUTRAL_COMPLETION)
-    wants, tokenize = wish.logprobs is not None, partial(of_completion, wish)
-    generation = await gateway.generator.open(wish, tokenize, logprobs=wants, size=len(body), meant=meant)
-    shape = CompletionShape(wish, generation, logprobs=wants, alternatives=bool(wish.logprobs))
-    return await told(request, wish, generation, shape)
+    asked = Asked(partial(of_completion, wish), wish.logprobs is not None, len(body), meant)
+    with gateway.counted(wish) as counted:
+        generation = await gateway.generator.open(wish, asked, counted)
+        shape = CompletionShape(wish, generation, logprobs=asked.logprobs, alternatives=bool(wish.logprobs))
+        return await told(request, wish, generation, shape, counted)
 
 
 async def chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body, meant = await arrived(request), gateway.meant(request)
     wish = read(body, ChatWish, NEUTRAL_CHAT)
-    wants, tokenize = wish.logprobs, partial(of_chat, wish)
-    generation = await gateway.generator.open(wish, tokenize, logprobs=wants, size=len(body), meant=meant)
-    return await told(request, wish, generation, ChatShape(wish, generation, logprobs=wants))
+    with gateway.counted(wish) as counted:
+        asked = Asked(partial(of_chat, wish), wish.logprobs, len(body), meant)
+        generation = await gateway.generator.open(wish, asked, counted)
+        return await told(request, wish, generation, ChatShape(wish, generation, logprobs=wish.logprobs), counted)
 
 
-async def told(request: web.Request, wish: Wish, generation: Generation, shape: Shape) -> web.StreamResponse:
+async def told(
+    request: web.Request, wish: Wish, generation: Generation, shape: Shape, counted: Counted
+) -> web.StreamResponse:
     headers = {VERSION: generation.served.name}
     async with aclosing(generation.items):
         if not wish.stream:
-            return answer(shape.whole(await gathered(generation)), headers=headers)
+            body = shape.whole(await gathered(generation))
+            counted.whole()
+            return answer(body, headers=headers)
         response = web.StreamResponse(headers=EVENTS | headers)
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the client has left; the pool is told by the end of `items`
-            await stream(response, generation, shape)
+            await stream(response, generation, shape, counted)
     return response
 
 
-async def stream(response: web.StreamResponse, generation: Generation, shape: Shape) -> None:
+async def stream(response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted) -> None:
     """Server-sent events. What goes wrong now can only be told as one of them; then `[DONE]` is missing."""
     try:
         async with aclosing(generation.pieces()) as all_pieces:
             async for pieces in all_pieces:
                 await tell(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
         await tell(response, shape.last(), b"data: [DONE]\n\n")
+        counted.whole()
     except LoradError as error:
+        counted.failed()
         log.warning("a stream of %s ended: %s: %s", generation.served.name, type(error).__name__, error)
         await tell(response, [from_lorad(error).body])
     await response.write_eof()

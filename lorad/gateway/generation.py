@@ -18,6 +18,7 @@ from lorad.gateway.prompts import new_tokens, prompts
 from lorad.gateway.resolve import Resolver
 from lorad.gateway.table import Served
 from lorad.gateway.text import Detokenizer, StopCutter
+from lorad.gateway.traffic import Counted
 from lorad.protocol.batch import Chunk, Chunks, Prompt
 from lorad.protocol.calls import Generate
 
@@ -85,6 +86,7 @@ class Generation:
     completions: list[Completion]
     first: Any
     items: AsyncGenerator[Any, None]
+    counted: Counted
     per_prompt: int = field(default=1)
 
     @property
@@ -100,11 +102,23 @@ class Generation:
             while isinstance(item, Chunks):
                 if item.version != self.served.name:
                     raise PoolLost(f"the pool answered with {item.version}, not {self.served.name}")
-                yield [self._completion(chunk).take(chunk) for chunk in item.split(self.prompts)]
+                pieces = [self._completion(chunk).take(chunk) for chunk in item.split(self.prompts)]
+                self.counted.said(sum(len(piece.tokens) for piece in pieces))
+                yield pieces
                 item = await following(self.items)
 
     def _completion(self, chunk: Chunk) -> Completion:
         return self.completions[int(chunk.prompt) * self.per_prompt + chunk.index]
+
+
+class Asked(NamedTuple):
+    """What of a request its wish does not say. size: in bytes; meant: the version that its name was found to mean,
+    where that is known."""
+
+    tokenize: Tokenize
+    logprobs: bool
+    size: int
+    meant: str | None = None
 
 
 @dataclass
@@ -115,31 +129,29 @@ class Generator:
     bases: Bases
     peers: Peers
 
-    async def open(
-        self, wish: Wish, tokenize: Tokenize, *, logprobs: bool, size: int, meant: str | None = None
-    ) -> Generation:
+    async def open(self, wish: Wish, asked: Asked, counted: Counted) -> Generation:
         """With the pool's first word. When the version is not there (any more), the name is looked up once more, as
-        nothing has been sent. size: of the request in bytes; meant: the version that its name was found to mean, where
-        that is known. Raises ApiError and LoradError."""
-        served = await self.resolver.find(meant or wish.model)
+        nothing has been sent. Raises ApiError and LoradError."""
+        served, meant = await self.resolver.find(asked.meant or wish.model), asked.meant
         try:
-            return await self._begin(served, wish, tokenize, logprobs=logprobs, size=size)
+            return await self._begin(served, wish, asked, counted)
         except (NotFound, PoolLost, EngineGone):
             is_known = meant is None or wish.model in self.resolver.names().aliases
             served = await self.resolver.find_another(wish.model if is_known else str(meant), served)
-        return await self._begin(served, wish, tokenize, logprobs=logprobs, size=size)
+        return await self._begin(served, wish, asked, counted)
 
-    async def _begin(self, served: Served, wish: Wish, tokenize: Tokenize, *, logprobs: bool, size: int) -> Generation:
+    async def _begin(self, served: Served, wish: Wish, asked: Asked, counted: Counted) -> Generation:
+        counted.serves(wish.model, served.name)
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
         base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
-        tokens = tokenize(base) if size < INLINE else await asyncio.to_thread(tokenize, base)
+        tokens = asked.tokenize(base) if asked.size < INLINE else await asyncio.to_thread(asked.tokenize, base)
         most = new_tokens(wish, tokens, base, peer.max_tokens)
         made = prompts(wish, tokens)
-        sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=logprobs)
+        sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
         items = peer.connection.stream("serve", Generate(served.name, made, sampling))
         first = await following(items)
-        return Generation(served, made, completions(base, wish, len(made)), first, items, wish.n)
+        return Generation(served, made, completions(base, wish, len(made)), first, items, counted, wish.n)
 
 
 def completions(base: Base, wish: Wish, count: int) -> list[Completion]:

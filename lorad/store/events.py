@@ -30,6 +30,17 @@ def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> li
     return [row | {"data": msgspec.json.decode(row["data"])} for row in rows]
 
 
+def newest(store: Rows, limit: int, run: str | None = None) -> list[Row]:
+    """The last events, oldest of them first, as `after` has them."""
+    if run is None:
+        rows = store.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", (limit,))
+    else:
+        first = store.row("SELECT first_event FROM runs WHERE name = ?", (run,)) or {"first_event": 0}
+        sql = "SELECT * FROM events WHERE run = ? AND id >= ? ORDER BY id DESC LIMIT ?"
+        rows = store.rows(sql, (run, first["first_event"], limit))
+    return [row | {"data": msgspec.json.decode(row["data"])} for row in reversed(rows)]
+
+
 def last_id(store: Rows) -> int:
     """The id of the newest event; 0 when there is none."""
     row = store.row("SELECT max(id) AS id FROM events")

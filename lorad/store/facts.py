@@ -21,6 +21,9 @@ COLUMNS = {
     ),
     "checkpoint": ("checkpoints", ("version", "path", "bytes")),
 }
+SIGNALS = ("kl", "entropy", "truncated", "logprob_difference", "failed_rewards")
+RECENT = 24  # steps
+MOST_NAMES = 8  # of metrics that are told by name
 TABLES = tuple(table for table, _ in COLUMNS.values())
 
 
@@ -41,7 +44,9 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
         connection.execute(
             "INSERT OR IGNORE INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values
         )
-        connection.execute("UPDATE runs SET attempt = max(attempt, ?) WHERE name = ?", (record.attempt, run))
+        begun = "signals = json_set(signals, '$.begun', ?)"
+        sql = f"UPDATE runs SET attempt = max(attempt, ?), {begun} WHERE name = ?"
+        connection.execute(sql, (record.attempt, record.at, run))
     elif record.kind == "end":
         connection.execute(
             "UPDATE attempts SET ended_at = coalesce(ended_at, ?), reason = coalesce(reason, ?) "
@@ -70,25 +75,59 @@ def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
 
 
 def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
-    """Step, reward, version, evaluations and rates of a run, from the facts that count."""
+    """Step, reward, version, evaluations, rates, signals and recent rewards of a run, from the facts that count."""
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
-    last = store.row(f"SELECT step, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
+    last = store.row(f"SELECT step, at, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
     first_eval = store.row(f"SELECT score FROM evals {where}, attempt LIMIT 1", (run,))
     last_eval = store.row(f"SELECT score FROM evals {where} DESC, attempt DESC LIMIT 1", (run,))
-    current = store.row("SELECT max(version) AS version FROM versions WHERE run = ? AND lineage = 1", (run,))
+    sql = "SELECT version, attested FROM versions WHERE run = ? AND lineage = 1 ORDER BY version DESC LIMIT 1"
+    current = store.row(sql, (run,))
     metrics = msgspec.json.decode(last["metrics"]) if last else {}
     connection.execute(
         "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, eval_last = ?, "
-        "version = ? WHERE name = ?",
+        "version = ?, signals = ?, recent = ? WHERE name = ?",
         (
             last["step"] if last else 0,
             *(metrics.get(key) for key in ("reward", "tokens_per_second", "seconds")),
             first_eval and first_eval["score"],
             last_eval and last_eval["score"],
             current and current["version"],
+            _signals(store, run, last, metrics, current),
+            _recent(store, run),
             run,
         ),
     )
+
+
+def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
+    """What may call for a look: of the last step, and whether the current version was attested."""
+    found: Row = {key: metrics[key] for key in SIGNALS if metrics.get(key) is not None}
+    if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
+        found["not_finite"] = unsound[:MOST_NAMES]
+    sql = (
+        "SELECT json_extract(spec, '$.data.prompts_per_step') AS groups, json_extract(signals, '$.begun') AS begun "
+        "FROM runs WHERE name = ?"
+    )
+    (row,) = store.rows(sql, (run,))
+    if (flat := metrics.get("zero_variance_groups")) is not None and row["groups"]:
+        found["zero_variance"] = flat / row["groups"]
+    if last:
+        found["at"] = last["at"]
+    if current:
+        found["attested"] = current["attested"]
+    if row["begun"] is not None:
+        found["begun"] = row["begun"]
+    return msgspec.json.encode(found).decode()
+
+
+def _recent(store: Rows, run: str) -> str:
+    """Mean rewards of the last steps, newest last."""
+    sql = (
+        "SELECT round(json_extract(metrics, '$.reward'), 6) AS reward FROM steps WHERE run = ? AND lineage = 1 "
+        "ORDER BY step DESC LIMIT ?"
+    )
+    rewards = [row["reward"] for row in store.rows(sql, (run, RECENT))]
+    return msgspec.json.encode(rewards[::-1]).decode()
 
 
 def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:

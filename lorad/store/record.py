@@ -28,6 +28,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 ONLY = {"versions": ("pinned",), "checkpoints": ("deleted_at",)}  # the rest of these is in journals of runs
 DERIVED = frozenset({"step", "reward", "eval_first", "eval_last", "version", "tokens_per_second", "step_seconds"})
+DERIVED |= {"signals", "recent"}
 PASSING = frozenset({"waiting"})  # found again by every look at the queue
 TOLD_BY_RUNS = ("attempt", "rewind", "step", "eval", "version", "checkpoint", "warning", "end")
 ENDING = ("runs", "aliases", "sweeps")

@@ -3,6 +3,7 @@
 A run's row: the keys of a run in `lorad.client`, and {owner_uid, spec (JSON text), directory, priority, wanted
 (pause | stop | kill | None), preempted (name of the run that it makes, or made, room for), resume_step, sweep (that it
 is a point of), origin (`run@version` or a directory that it came from), serving (1: a pool of its base stays up)}.
+signals, recent: JSON text that goes to clients as it is.
 `started_at` is when it was first placed; `ended_at` is None until it ended.
 """
 
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from lorad.errors import Conflict, NotFound
 from lorad.states import MOVES, EndReason, Move, RunState, target
@@ -63,6 +67,13 @@ def get(store: Rows, name: str) -> Row:
     if row is None:
         raise NotFound(f"no run named {name}", hint="`lorad list --all` shows every run.")
     return _shaped(row)
+
+
+def list_named(store: Rows, names: Sequence[str]) -> list[Row]:
+    """Those of them that there are, newest first."""
+    marks = ", ".join("?" for _ in names)
+    rows = store.rows(f"SELECT * FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC", tuple(names))
+    return [_shaped(row) for row in rows]
 
 
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
@@ -230,4 +241,4 @@ def _tell(store: Store, name: str, before: RunState | None, state: RunState, **m
 def _shaped(row: Row) -> Row:
     del row["first_event"]
     rates = {key: row.pop(key) for key in ("tokens_per_second", "step_seconds")}
-    return row | {"rates": rates}
+    return row | {"rates": rates, "signals": msgspec.Raw(row["signals"]), "recent": msgspec.Raw(row["recent"])}

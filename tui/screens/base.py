@@ -1,9 +1,9 @@
-"""The frame of every screen about runs: title, banner, body, status line, keys; and what can be done to a run."""
+"""The frame of every screen: title, banner, body, status line, keys; and how an action is done from it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.text import Text
@@ -11,48 +11,41 @@ from textual import work
 from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Footer, Static
 
 from lorad.client import Client
-from lorad.errors import LoradError
-from lorad.states import RunState
+from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
 from lorad.tui import keys
-from lorad.tui.actions import ACTIONS, Action, command
-from lorad.tui.feed import Changes, Failed, Fresh
+from lorad.tui.actions import ACTIONS, Action
+from lorad.tui.feed import ODD, Changes, Failed, Fresh, not_understood
+from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
+from lorad.tui.widgets.keybar import KeyBar
+from lorad.tui.widgets.line import Line
 
 if TYPE_CHECKING:
     from lorad.tui.app import LoradApp
 
 Json = dict[str, Any]
-WIDTHS = [(0, "-narrow"), (72, "-normal")]  # what the styles know, from so many cells on
-HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall")]
+WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
+HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
 
 
-class Line(Static):
-    """Text that is drawn again only when it changed."""
+class Base(Screen[None]):
+    """`command` is the shell's way to what is shown, or to what was done last.
 
-    said = Text()
+    A screen that has a `body`, `targets`, `read` and `show` gets all the rest from here.
+    """
 
-    def say(self, text: Text | str) -> None:
-        text = Text(text) if isinstance(text, str) else text
-        if text != self.said:
-            self.said = text
-            self.update(text)
-
-
-class RunsBase(Screen[None]):
-    """`selected` names the run that keys act on; `command` is the shell's way to do what was done last."""
-
-    BINDINGS = keys.RUN
+    BINDINGS = keys.SCREEN
     HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = HEIGHTS
 
     def __init__(self) -> None:
         super().__init__()
         self.command = "lorad list"
-        self._acted_on = ""
+        self._acted_on: tuple[str, ...] = ()
+        self._title = Text()
 
     @property
     def lorad(self) -> LoradApp:
@@ -62,15 +55,24 @@ class RunsBase(Screen[None]):
     def body(self) -> Iterable[Widget]:
         raise NotImplementedError
 
-    def selected(self) -> str | None:
+    def targets(self, on: str) -> list[str]:
+        """What an action on a `run`, `version` or `alias` would act on, most often one; [] where there is none."""
         raise NotImplementedError
 
-    def state(self) -> str:
-        """Of the selected run."""
-        raise NotImplementedError
+    def owner(self, target: str) -> str | None:
+        """Whose a target is, as far as the screen knows."""
+        return None
+
+    def has(self, target: str) -> bool:
+        """Whether it is still there, as far as the screen knows."""
+        return True
+
+    def preset(self, verb: str, target: str) -> dict[str, str]:
+        """What stands in the fields of an action at first."""
+        return {}
 
     def read(self, client: Client, changes: Changes) -> Any | None:
-        """See `lorad.tui.feed.View`."""
+        """See `lorad.tui.feed.View`: on the feed's thread."""
         raise NotImplementedError
 
     def show(self, data: Any) -> None:
@@ -83,10 +85,11 @@ class RunsBase(Screen[None]):
         yield Line(id="banner")
         yield from self.body()
         yield Line(id="status")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.watch(self.app, "lost", self._tell_lost)
+        self.watch(self.app, "frozen", lambda: self.say_title(self._title))
 
     def on_screen_resume(self) -> None:
         self.lorad.feed.open(self)
@@ -97,17 +100,26 @@ class RunsBase(Screen[None]):
     def on_failed(self, message: Failed) -> None:
         self.say_error(message.error)
 
+    def say_title(self, text: Text) -> None:
+        """With what holds everywhere: nothing is done, nothing is refreshed."""
+        self._title = text
+        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p goes on"] * self.lorad.frozen
+        self.query_one("#title", Line).say(Text.assemble(text, *(part for mark in marks for part in ("  ", mark))))
+
     def _tell_lost(self, lost: str) -> None:
         banner = self.query_one("#banner", Line)
         banner.say(Text(f"! {one_line(lost)}", style="bold"))
         banner.display = bool(lost)
 
-    # -- what can be done ------------------------------------------------------------------------------------------
-    def offer(self, run: str | None) -> None:
-        """The status line says how the shell shows this run, until something is done to it."""
-        if run != self._acted_on:
-            self._acted_on = ""
-            self.say_command(command("show", run) if run else "lorad list")
+    # -- the status line -------------------------------------------------------------------------------------------
+    def offer(self, line: str, *targets: str) -> None:
+        """How the shell shows what is shown here, until something is done, and as long as that is about the same: of
+        what is gone, what came of it stays until another one is chosen."""
+        if self._acted_on and not any(map(self.has, self._acted_on)):
+            self._acted_on = targets
+        if not self._acted_on or self._acted_on != targets:
+            self._acted_on = ()
+            self.say_command(line)
 
     def say_command(self, line: str, result: str = "") -> None:
         self.command = line
@@ -115,35 +127,91 @@ class RunsBase(Screen[None]):
         self.query_one("#status", Line).say(shown)
 
     def say_error(self, error: LoradError) -> None:
-        self.query_one("#status", Line).say(
-            Text(f"✖ {one_line(error.message)} {one_line(error.hint)}", style="bold red")
-        )
-
-    @work
-    async def action_act(self, verb: str) -> None:
-        """Do it to the selected run, if the user means it."""
-        action, run = ACTIONS[verb], self.selected()
-        if run is None:
-            return
-        if self.lorad.readonly:
-            self.say_error(LoradError("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly."))
-        elif not self._asks(action) or await self.app.push_screen_wait(Confirm(action, run)):
-            await self._do(action, run)
-
-    def _asks(self, action: Action) -> bool:
-        """Not where the daemon will refuse."""
-        return bool(action.question) and self.state() != RunState.ENDED
-
-    async def _do(self, action: Action, run: str) -> None:
-        try:
-            done = await asyncio.to_thread(action.request, self.lorad.client, run)
-        except LoradError as error:
-            self._acted_on = run
-            self.say_error(error)
-            return
-        self._acted_on = run
-        self.say_command(action.command(run), f"{run} is {done['state']}.")
+        told = f"✖ {one_line(error.message)} {one_line(error.hint)}"
+        self.query_one("#status", Line).say(Text(told, style="bold red"))
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self.command)
         self.notify(f"Copied: {one_line(self.command)}", timeout=2, markup=False)
+
+    # -- what can be done ------------------------------------------------------------------------------------------
+    def action_act(self, verb: str) -> None:
+        targets = self.targets(ACTIONS[verb].on)
+        if targets:
+            self.act(ACTIONS[verb], targets, self.preset(verb, targets[0]))
+
+    @work
+    async def act(self, action: Action, targets: Sequence[str], preset: Mapping[str, str] | None = None) -> None:
+        """Ask for what is needed, say what will be lost, do it, say what came of it."""
+        try:
+            self._refuse(action, targets)
+            values = await self._values(action, targets, preset or {})
+            if values is not None and await self._is_meant(action, targets, values):
+                await self._do(action, targets, values)
+        except (LoradError, *ODD) as error:
+            self._acted_on = self._subject(targets)
+            self.say_error(error if isinstance(error, LoradError) else not_understood(error))
+
+    def _refuse(self, action: Action, targets: Sequence[str]) -> None:
+        """Raises NotAllowed, Conflict."""
+        self.must_act()
+        for target in targets:
+            if not action.of_others and not self.lorad.may_act(owner := self.owner(target)):
+                raise NotAllowed(f"{target} belongs to {owner}: here it can only be looked at.", hint="")
+        if action.fields and not action.many and len(targets) > 1:
+            raise Conflict(f"{action.verb} is for one at a time, and {len(targets)} are marked.", hint="space unmarks.")
+
+    def must_act(self) -> None:
+        """Raises NotAllowed where nothing may be done."""
+        if self.lorad.readonly:
+            raise NotAllowed("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly.")
+
+    async def _values(
+        self, action: Action, targets: Sequence[str], preset: Mapping[str, str]
+    ) -> Mapping[str, str] | None:
+        if not action.fields:
+            return {}
+        whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
+        title = f"{action.verb.capitalize()} {whom}"
+        return await self.app.push_screen_wait(
+            Ask(title, action.fields, lambda values: action.command(targets[0], values), preset)
+        )
+
+    async def _is_meant(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> bool:
+        if action.lost is None:
+            return True
+        lost = {one: await asyncio.to_thread(action.lost, self.lorad.client, one, values) for one in targets}
+        lost = {one: told for one, told in lost.items() if told}
+        if not lost:
+            return True
+        return await self.app.push_screen_wait(Confirm(action.verb.capitalize(), lost))
+
+    async def _do(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
+        """Each of them, whatever became of the others. Raises the last error."""
+        refused: LoradError | None = None
+        done: dict[str, str] = {}  # command, and what came of it
+        for target in targets:
+            try:
+                row = await asyncio.to_thread(action.request, self.lorad.client, target, values)
+            except LoradError as error:
+                refused = error
+                continue
+            done[action.command(target, values)] = action.told(target, row)
+            self._acted_on = self._subject(targets)
+            told = done[action.command(target, values)] if len(targets) == 1 else f"{len(done)} of {len(targets)} done."
+            self.say_command("; ".join(done), told)
+        self.lorad.feed.again()
+        if refused is not None:
+            some = f"{len(done)} of {len(targets)} done; " if done else ""
+            raise LoradError(f"{some}{refused.message}", hint=refused.hint)
+
+    def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """What `offer` compares with: as long as the same is chosen, what was done stays on the status line."""
+        return tuple(targets)
+
+    # -- ways to other screens --------------------------------------------------------------------------------------
+    def action_serving(self) -> None:
+        self.lorad.open_serving()
+
+    def action_new_run(self) -> None:
+        self.lorad.open_form()

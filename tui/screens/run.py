@@ -1,143 +1,151 @@
-"""One run: its curve, the figures of its last step, its log."""
+"""One run: who it is at the top, and tabs of what there is to know about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rich.text import Text
-from textual.containers import Horizontal
 from textual.widget import Widget
-from textual.widgets import Log
+from textual.widgets import TabbedContent, TabPane
 
 from lorad.client import Client
-from lorad.text import duration, one_line, printable, why
+from lorad.text import duration, one_line, why
 from lorad.tui import keys
-from lorad.tui.chart import Chart
 from lorad.tui.feed import Changes
-from lorad.tui.figures import figures
-from lorad.tui.reading import RunNews, RunReader
 from lorad.tui.rows import bar, eval_text, share, state_text
-from lorad.tui.screens.base import Line, RunsBase
+from lorad.tui.screens.base import Base
+from lorad.tui.tabs.base import RunTab
+from lorad.tui.tabs.checkpoints import Checkpoints
+from lorad.tui.tabs.curves import Curves
+from lorad.tui.tabs.events import Events
+from lorad.tui.tabs.logs import Logs
+from lorad.tui.tabs.samples import Samples
+from lorad.tui.tabs.spec import SpecTab
+from lorad.tui.tabs.versions import Versions
+from lorad.tui.widgets.line import Line
 
 Json = dict[str, Any]
-RECENT = 30  # steps that the estimate of the time left rests on
+TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
 
 
-class RunLog(Log):
-    BINDINGS = keys.LOG
+class News(NamedTuple):
+    """tab: whose `data` it is; None where nothing of it changed."""
+
+    run: Json
+    tab: RunTab
+    data: Any | None
 
 
-class RunScreen(RunsBase):
-    BINDINGS = keys.RUN_SCREEN
-    AUTO_FOCUS = "#log"
+class Panes(TabbedContent):
+    """The focus follows the tab; never the tab the focus, which is told later than a key that was pressed meanwhile."""
+
+    def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
+        event.stop()
+        event.prevent_default()
+
+
+class RunScreen(Base):
+    DEFAULT_CSS = """
+    RunScreen #tabs, RunScreen #tabs ContentSwitcher { height: 1fr; }
+    RunScreen #tabs TabPane { height: 1fr; padding: 0; }
+    """
+    BINDINGS = keys.RUN + keys.BACK + keys.TABS
 
     def __init__(self, run: str) -> None:
         super().__init__()
-        self._of, self._reader = run, RunReader(run)
-        self._state = ""
-        self._recent: list[Json] = []
-        self._checkpoints: list[Json] = []
+        self._of = run
+        self._run: Json = {}
+        self._tabs = [tab(run) for tab in TABS]
+        self._front = self._tabs[0]
 
     def body(self) -> Iterable[Widget]:
         yield Line(id="facts")
-        with Horizontal(id="figures"):
-            yield Chart(id="chart")
-            yield Line(id="metrics")
-        yield RunLog(id="log", highlight=False, max_lines=2000)
+        with Panes(id="tabs"):
+            for number, tab in enumerate(self._tabs, 1):
+                with TabPane(f"{number} {tab.TITLE}", id=f"pane-{tab.TITLE}"):
+                    yield tab
 
     def on_mount(self) -> None:
-        super().on_mount()
-        self.query_one("#chart").border_title = "reward  (◆ held-out eval)"
-        self.query_one("#metrics").border_title = "last step"
-        self.query_one("#log").border_title = "log"
-        self.offer(self._of)
+        self._front.focus_first()
 
-    def selected(self) -> str:
-        return self._of
+    # -- what is shown ----------------------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes) -> News | None:
+        tab, run = self._front, self._run
+        if changes.touch(self._of) or not run:
+            run = client.show(self._of)
+        data = tab.read(client, changes, run)
+        return News(run, tab, data) if data is not None or run is not self._run else None
 
-    def state(self) -> str:
-        return self._state
+    def show(self, data: News) -> None:
+        self._run = data.run
+        self.say_title(title(data.run))
+        self.query_one("#facts", Line).say(facts(data.run))
+        if data.data is not None:
+            data.tab.show(data.data)
+        self.offer(self._front.command(), *self.targets("run"))
 
-    def read(self, client: Client, changes: Changes) -> RunNews | None:
-        return self._reader.read(client, changes)
-
-    def show(self, data: RunNews) -> None:
-        """Take in the news, then draw what they touch."""
-        if data.reset:
-            self._forget()
-        self._state = data.run["state"]
-        self._checkpoints = self._checkpoints if data.checkpoints is None else data.checkpoints
-        self._recent = (self._recent + data.steps)[-RECENT:]
-        self._draw_curve(data)
-        self._draw_log(data.log)
-        self.query_one("#title", Line).say(self._title(data.run))
-        self.query_one("#facts", Line).say(self._facts(data.run))
-        self.query_one("#metrics", Line).say(figures(self._recent[-1] if self._recent else None))
-        if data.more:
+    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        pane = event.pane.id or ""
+        front = next(tab for tab in self._tabs if pane == f"pane-{tab.TITLE}")
+        if front is not self._front:
+            self._front, self._acted_on = front, ()
+            self.say_command(front.command())
             self.lorad.feed.open(self)
+            front.focus_first()
+
+    # -- what keys act on -------------------------------------------------------------------------------------------
+    def targets(self, on: str) -> list[str]:
+        return [self._of] if on == "run" else self._front.targets(on)
+
+    def preset(self, verb: str, target: str) -> dict[str, str]:
+        return self._front.preset(verb, target)
+
+    def owner(self, target: str) -> str | None:
+        return self._run.get("owner")
+
+    def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """Whatever it was, it was of this run."""
+        return (self._of,)
 
     def action_back(self) -> None:
         self.dismiss()
 
-    def _forget(self) -> None:
-        self._recent = []
-        self.query_one(Chart).clear()
-        self.query_one(RunLog).clear()
+    def action_tab(self, by: int) -> None:
+        self.action_tab_at((self._tabs.index(self._front) + by) % len(self._tabs) + 1)
 
-    def _draw_curve(self, data: RunNews) -> None:
-        chart = self.query_one(Chart)
-        for step in data.steps:
-            chart.series.add(step["step"], step["metrics"].get("reward"))
-        marks = [(e["step"], float(e["score"])) for e in data.evals or () if e["score"] is not None]
-        if data.evals is not None and marks != chart.marks:
-            chart.marks = marks
-            chart.refresh()
-        elif data.steps:
-            chart.refresh()
-
-    def _draw_log(self, text: str) -> None:
-        if text:
-            log = self.query_one(RunLog)
-            lines = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
-            log.write(lines, scroll_end=log.is_vertical_scroll_end)
-
-    # -- the head --------------------------------------------------------------------------------------------------
-    def _title(self, run: Json) -> Text:
-        left = self._time_left(run)
-        return Text.assemble(
-            (one_line(run["name"]), "bold"),
-            "  ",
-            state_text(run),
-            f"  step {run['step']}/{run['steps']} {bar(share(run), 16)} {share(run):.0%}",
-            f"  ETA {duration(left)}" if left is not None else "",
-            "  READ-ONLY" if self.lorad.readonly else "",
-        )
-
-    def _facts(self, run: Json) -> Text:
-        version, saved = run.get("version"), self._checkpoints
-        reason = f"{one_line(why(run))}\n" if why(run) else ""
-        parts = [
-            f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
-            "no version yet" if version is None else f"version @{version}",
-            saved_text(saved),
-            f"pool {run['pool']}" if run.get("pool") else "no pool",
-            f"attempt {run['attempt']}" if run.get("attempt") else "",
-            f"by {run.get('owner')}",
-        ]
-        return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
-
-    def _time_left(self, run: Json) -> float | None:
-        """Seconds, from the pace of the last steps, evals included; None unless it runs."""
-        last = [step for step in self._recent if step["attempt"] == run["attempt"]]
-        if run["state"] != "running" or len(last) < 2 or last[-1]["step"] == last[0]["step"]:
-            return None
-        pace = (last[-1]["at"] - last[0]["at"]) / (last[-1]["step"] - last[0]["step"])
-        return float(pace * (run["steps"] - run["step"]))
+    def action_tab_at(self, number: int) -> None:
+        self.query_one(TabbedContent).active = f"pane-{self._tabs[number - 1].TITLE}"
 
 
-def saved_text(checkpoints: list[Json]) -> str:
-    if not checkpoints:
-        return "no checkpoint yet"
-    newest = max(int(checkpoint["step"]) for checkpoint in checkpoints)
-    return f"{len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)}, newest at step {newest}"
+def title(run: Json) -> Text:
+    left = time_left(run)
+    return Text.assemble(
+        (one_line(run["name"]), "bold"),
+        "  ",
+        state_text(run),
+        f"  step {run['step']}/{run['steps']} {bar(share(run), 16)} {share(run):.0%}",
+        f"  ETA {duration(left)}" if left is not None else "",
+    )
+
+
+def facts(run: Json) -> Text:
+    version = run.get("version")
+    reason = f"{one_line(why(run))}\n" if why(run) else ""
+    parts = [
+        f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
+        "no version yet" if version is None else f"version @{version}",
+        f"pool {run['pool']}" if run.get("pool") else "no pool",
+        f"attempt {run['attempt']}" if run.get("attempt") else "",
+        f"from {run['origin']}" if run.get("origin") else "",
+        f"by {run.get('owner')}",
+    ]
+    return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
+
+
+def time_left(run: Json) -> float | None:
+    """Seconds, by the last step's; None unless it runs."""
+    pace = (run.get("rates") or {}).get("step_seconds")
+    if run["state"] != "running" or not pace or not run.get("steps"):
+        return None
+    return float(pace * (run["steps"] - (run["step"] or 0)))

@@ -1,13 +1,26 @@
-"""All aliases and what they serve."""
+"""All aliases, what they serve, and what their gateway says of requests for them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lorad.daemon.access import seen_aliases
+import msgspec
+
+from lorad.daemon.access import of_alias, seen_aliases
 from lorad.daemon.context import Context
+from lorad.daemon.identity import name_of
 from lorad.daemon.request import Call
+from lorad.daemon.traffic import traffic_of
+from lorad.store.versions import held_versions
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
-    return seen_aliases(ctx, call.caller)
+    rows = seen_aliases(ctx, call.caller)
+    owners = [of_alias(ctx, row).owner_uid for row in rows]
+    names = {uid: name_of(uid) for uid in {*owners}}
+    steps = {(version["run"], version["version"]): version["step"] for version in held_versions(ctx.store)}
+    traffic = msgspec.to_builtins(await traffic_of(ctx, rows))
+    return [
+        row | {"owner": names[uid], "step": steps.get((row["run"], row["version"])), "traffic": traffic[row["alias"]]}
+        for row, uid in zip(rows, owners, strict=True)
+    ]

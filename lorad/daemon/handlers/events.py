@@ -1,9 +1,10 @@
-"""Events as they happen, one JSON object a line, until the reader or the daemon goes."""
+"""Events as they happen, one JSON object a line, until the reader or the daemon goes; or the last ones, at once."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,13 +15,17 @@ from lorad.daemon.request import Call, Caller
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0
+MOST = 1000  # of the last ones
 
 
-async def handle(ctx: Context, call: Call) -> web.StreamResponse:
-    """`after=-1`: only new ones. `idle` tells a reader that the line is up."""
+async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[dict[str, Any]]:
+    """`after=-1`: only new ones; `idle` tells a reader that the line is up. `last`: so many, and no stream."""
     run, after = call.text("run"), call.number("after", 0)
     if run is not None:
         runs.get(ctx.store, run)
+    if call.text("last") is not None:
+        wanted = min(max(call.number("last", 0), 0), MOST)
+        return seen_by_run(ctx, call.caller, await ctx.read(events.newest, wanted, run))
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     cursor = events.last_id(ctx.store) if after < 0 else after
     await response.prepare(call.request)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import lorad
+from lorad.daemon.access import is_admin
 from lorad.daemon.context import Context
 from lorad.daemon.gateway import gateway_socket
 from lorad.daemon.request import Call
@@ -19,9 +22,20 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "pid": os.getpid(),
         "version": lorad.__version__,
         "home": str(ctx.home.root),
+        "caller": {"user": call.caller.name, "admin": is_admin(ctx, call.caller)},
         "started_at": ctx.started_at,
         "gateway": gateway_socket(ctx),
         "runs": {row["state"]: row["runs"] for row in counts},
         "troubles": [] if ctx.system else list(dict.fromkeys(ctx.troubles.values()))[:TROUBLES],
+        "disk": disk(ctx.runs_root),
         "database": {"schema": ctx.store.schema, "bytes": ctx.home.database.stat().st_size},
     }
+
+
+def disk(storage: Path) -> dict[str, int] | None:
+    """Bytes of the filesystem that runs write to, for users other than root; None where it cannot be asked."""
+    try:
+        usage = shutil.disk_usage(storage)
+    except OSError:
+        return None
+    return {"free": usage.free, "total": usage.total}

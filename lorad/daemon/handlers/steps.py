@@ -11,4 +11,7 @@ from lorad.store import metrics, runs
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     runs.get(ctx.store, call.run)
-    return await ctx.read(metrics.steps, call.run, call.number("after", 0), call.number("limit", 10000))
+    after, limit, every = call.number("after", 0), call.number("limit", 10000), call.number("every", 1)
+    if every > 1:
+        return await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
+    return await ctx.read(metrics.steps, call.run, after, limit)

@@ -1,0 +1,137 @@
+"""What calls for a look, and what does not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.alarms import Alarm, AlarmLimits, alarms
+from lorad.config import load
+from lorad.errors import SpecError
+
+Json = dict[str, Any]
+NOW = 1_000_000.0
+LIMITS = AlarmLimits()
+CALM = {"at": NOW - 5, "begun": NOW - 5000, "kl": 0.01, "entropy": 1.2, "truncated": 0.1, "zero_variance": 0.2}
+
+
+def run(state: str = "running", *, seconds: float = 1.0, **more: Any) -> Json:
+    signals = more.pop("signals", CALM)
+    about = {"name": "a", "state": state, "step": 7, "reward": 0.5, "started_at": NOW - 900, "detail": ""}
+    return about | {"signals": signals, "rates": {"step_seconds": seconds}} | more
+
+
+def of(run: Json, limits: AlarmLimits = LIMITS) -> list[str]:
+    return [alarm.kind for alarm in alarms([run], limits, NOW)]
+
+
+def test_a_run_that_goes_well_has_no_alarm() -> None:
+    assert of(run()) == []
+
+
+@pytest.mark.parametrize(
+    ("signals", "kind"),
+    [
+        ({"kl": 0.6}, "kl"),
+        ({"kl": math.nan}, "not-finite"),
+        ({"entropy": math.inf}, "not-finite"),
+        ({"not_finite": ["loss"]}, "not-finite"),
+        ({"entropy": 0.001}, "entropy"),
+        ({"zero_variance": 0.8}, "zero-variance"),
+        ({"truncated": 0.9}, "truncation"),
+        ({"logprob_difference": 0.2}, "logprobs"),
+        ({"failed_rewards": 2.0}, "rewards"),
+        ({"attested": "inconclusive"}, "attestation"),
+        ({"at": NOW - 121}, "stall"),
+    ],
+)
+def test_a_signal_beyond_its_limit_is_one_alarm(signals: Json, kind: str) -> None:
+    assert of(run(signals=CALM | signals)) == [kind]
+    assert of(run("stopping", signals=CALM | signals)) == []
+
+
+def test_a_reward_that_is_no_number_is_told_and_named() -> None:
+    (alarm,) = alarms([run(reward=math.nan)], LIMITS, NOW)
+    assert (alarm.level, alarm.says) == ("bad", "reward: NaN or infinite at step 7")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "seconds", "stalled"), [(119, 1.0, False), (121, 1.0, True), (121, 60.0, False), (601, 60.0, True)]
+)
+def test_patience_grows_with_the_length_of_steps(quiet: float, seconds: float, stalled: bool) -> None:
+    assert (of(run(seconds=seconds, signals=CALM | {"at": NOW - quiet})) == ["stall"]) is stalled
+
+
+@pytest.mark.parametrize(("begun", "stalled"), [(300, False), (601, True)])
+def test_a_resumed_run_has_time_for_its_first_step(begun: float, stalled: bool) -> None:
+    signals = CALM | {"at": NOW - 9000, "begun": NOW - begun}
+    assert (of(run(signals=signals)) == ["stall"]) is stalled
+
+
+@pytest.mark.parametrize(
+    ("reason", "ago", "kind"),
+    [
+        ("failed", 60, "ended"),
+        ("lost", 60, "ended"),
+        ("failed", 3700, None),
+        ("attestation_failed", 3700, "attestation"),
+        ("attestation_failed", 90_000, None),
+        ("completed", 60, None),
+        ("killed", 60, None),
+    ],
+)
+def test_an_end_that_was_none_is_told_for_a_while(reason: str, ago: float, kind: str | None) -> None:
+    ended = run("ended", reason=reason, ended_at=NOW - ago, detail="out of\nmemory", signals={"kl": 9.0})
+    found = alarms([ended], LIMITS, NOW)
+    assert [alarm.kind for alarm in found] == ([kind] if kind else [])
+    assert all("out of memory" in alarm.says for alarm in found)
+
+
+@pytest.mark.parametrize("part", ["engine", "trainer"])
+def test_a_pool_without_engine_or_trainer_is_told(part: str) -> None:
+    pool = {"pool": "tiny-1", "engine": {"name": "vllm", "alive": True}, "trainer": {"name": "fsdp"}}
+    assert alarms((), LIMITS, NOW, pools=[pool]) == []
+    lost = pool | {part: {"name": "x", "alive": False, "detail": "exit 1"}}
+    assert alarms((), LIMITS, NOW, pools=[lost]) == [
+        Alarm("bad", part, "pool", "tiny-1", f"its {part} x is gone: exit 1")
+    ]
+
+
+def test_memory_that_others_fill_is_told() -> None:
+    ours = {"pid": 1, "user": "ann", "name": "lorad", "memory": 90 << 30, "ours": True}
+    device = {"device": "gpu:0", "memory_total": 100 << 30, "memory_used": 96 << 30, "processes": [ours]}
+    theirs = {"pid": 2, "user": "bob", "name": "x", "memory": 6 << 30, "ours": False}
+    (alarm,) = alarms((), LIMITS, NOW, devices=[device, device | {"processes": [ours, theirs]}])
+    assert (alarm.kind, alarm.subject) == ("memory", "gpu:0") and "6.0 GiB by others (bob)" in alarm.says
+
+
+def test_little_room_and_troubles_of_the_daemon_are_told() -> None:
+    status = {"troubles": ["reap a: OSError"], "disk": {"free": 1 << 30, "total": 1 << 40}}
+    assert [(alarm.kind, alarm.on) for alarm in alarms((), LIMITS, NOW, status=status)] == [
+        ("daemon", "daemon"),
+        ("disk", "daemon"),
+    ]
+    assert alarms((), LIMITS, NOW, status={"troubles": [], "disk": None}) == []
+
+
+def test_the_worst_comes_first() -> None:
+    cut = run(name="b", signals=CALM | {"truncated": 0.9, "attested": "inconclusive"})
+    found = alarms([cut, run(signals=CALM | {"kl": 3.0})], LIMITS, NOW)
+    assert [alarm.kind for alarm in found] == ["kl", "attestation", "truncation"]
+
+
+def test_null_turns_an_alarm_off_but_not_what_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("alarms: {kl: null, stall: null}")
+    limits = load(tmp_path / "config.yaml").alarms
+    assert of(run(signals=CALM | {"kl": 99.0, "at": 1.0}), limits) == []
+    assert of(run(signals=CALM | {"kl": math.nan}), limits) == ["not-finite"]
+
+
+@pytest.mark.parametrize("wrong", ["kl: 0", "truncated: 1.5", "stall: -1", "kl: .nan", "disk: 1.5", "kll: 1"])
+def test_limits_that_make_no_sense_are_refused_in_words(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"alarms: {{{wrong}}}")
+    with pytest.raises(SpecError, match=r"alarms|kll"):
+        load(tmp_path / "config.yaml")

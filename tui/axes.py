@@ -1,0 +1,82 @@
+"""Round numbers along an axis, and numbers in few characters."""
+
+from __future__ import annotations
+
+import math
+
+CLOSER = 0.7  # rather more numbers than wanted than fewer
+SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def ticks(low: float, high: float, count: int, *, least: float = 0.0) -> list[float]:
+    """About `count` round numbers within low..high, at least `least` apart."""
+    if not high > low or count < 1:
+        return [low]
+    rough = max((high - low) / count, least)
+    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0.0 else 0.0
+    if power <= 0.0 or not math.isfinite(high - low):
+        return [low]
+    steps = [power * m for m in (0.5, 1, 2, 5, 10) if power * m >= least]
+    at = next(i for i, step in enumerate(steps) if step >= rough * CLOSER)
+    found = multiples(steps[at], low, high)
+    return found if len(found) > 1 or not at else multiples(steps[at - 1], low, high)
+
+
+def multiples(step: float, low: float, high: float) -> list[float]:
+    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float, count: int) -> list[float]:
+    """Round numbers of a logarithmic axis; all are exponents of ten."""
+    whole = [float(n) for n in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
+    if len(whole) >= 2:
+        return whole[:: max(1, -(-len(whole) // max(count, 1)))]
+    marks = [n + math.log10(m) for n in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+    return [mark for mark in marks if low <= mark <= high] or [low, high][:count]
+
+
+def labels(values: list[float]) -> list[str]:
+    """Of ticks, all with the same digits and unit."""
+    if len(values) < 2:
+        return [bare(value) for value in values]
+    step, most = abs(values[1] - values[0]), max(abs(value) for value in values)
+    if most >= 1e15 or most < 1e-3:
+        return [tidy(f"{value:.{max(0, whole(most) - whole(step))}e}") if value else "0" for value in values]
+    unit, sign = next(((u, s) for u, s in SUFFIXES if most >= u * (10 if s == "k" else 1)), (1.0, ""))
+    digits = max(0, -whole(step / unit))
+    if sign and digits > 2:
+        return [f"{value:,.{max(0, -whole(step))}f}" for value in values]
+    return [f"{value / unit:.{digits}f}{sign}" if value else "0" for value in values]
+
+
+def whole(value: float) -> int:
+    """The exponent of ten."""
+    return math.floor(math.log10(value) + 1e-9) if value > 0.0 else 0
+
+
+def short(value: float | None) -> str:
+    """At most 8 characters, three digits after the point where that tells enough."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if not math.isfinite(value):
+        return "NaN"
+    if size >= 1e4 and size < 1e15:
+        unit, sign = next((u, s) for u, s in SUFFIXES if size >= u)
+        return f"{value / unit:.4g}{sign}" if size / unit < 999.95 else f"{value / unit:.0f}{sign}"
+    if size >= 1e15 or 0.0 < size < 1e-3:
+        return tidy(f"{value:.2e}" if value > 0 else f"{value:.1e}")
+    return f"{value:.1f}" if size >= 100 else f"{value:.3f}"
+
+
+def bare(value: float) -> str:
+    """`short` without zeros at the end."""
+    told = short(value)
+    return told.rstrip("0").rstrip(".") if "." in told and told[-1].isdigit() and "e" not in told else told
+
+
+def tidy(text: str) -> str:
+    """1.00e-05 -> 1e-5"""
+    digits, _, power = text.partition("e")
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return f"{digits}e{int(power)}"

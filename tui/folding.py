@@ -1,0 +1,53 @@
+"""Text folded to a width, by cells: where each line of the screen begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+
+MOST = 4  # characters to a cell of the width, at most: what takes no room at all goes on in the next line as well
+Piece = tuple[int, int]  # begin and end of a line
+
+
+def folded(text: str, width: int) -> Iterator[Piece]:
+    """At line ends and spaces, and within words that are longer than a line."""
+    width = max(width, 2)
+    start = 0
+    while True:
+        end = text.find("\n", start)
+        stop = len(text) if end < 0 else end
+        yield from _paragraph(text, start, stop, width)
+        if end < 0:
+            return
+        start = end + 1
+
+
+def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[Piece]:
+    while True:
+        end = start + fitting(text[start : min(start + width * MOST, stop)], width)
+        if end >= stop:
+            yield start, stop
+            return
+        space = text.rfind(" ", start, end + 1)
+        if space > start + width // 3:
+            yield start, space
+            start = space + 1
+        else:
+            yield start, end
+            start = end
+        if start >= stop:
+            return
+
+
+def fitting(text: str, width: int) -> int:
+    """How many characters fit, at least one if there is one."""
+    if text[:width].isascii():
+        return min(len(text), width)
+    low, high = 1, len(text)  # so many fit, more do not
+    if cell_len(text) <= width:
+        return len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cell_len(text[:middle]) <= width else (low, middle - 1)
+    return low

@@ -1,0 +1,113 @@
+"""The lines of a log that grows: as many as are kept, and those that a filter wants. No Textual here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+
+from lorad.text import printable
+
+MOST = 50_000  # lines that are kept, and a tenth more until the oldest go
+LONGEST = 4096  # characters of a line
+WORD = re.compile(r'(!?)(?:"([^"]*)"?|(\S+))')
+LEVELS = {  # how a line of a level looks besides the words in it
+    "error": ("✖", "bold red"),
+    "warning": ("!", "yellow"),
+    "debug": (" ", "dim"),
+    "": (" ", ""),
+}
+BAD = re.compile(r"\b(?:CRITICAL|FATAL|ERROR)\b|^\s*(?:Traceback \(|error:|fatal:|[\w.]*(?:Error|Exception)(?::|$))")
+ODD = re.compile(r"\bWARN(?:ING)?\b|^\s*warning:|\b\w*Warning:")
+QUIET = re.compile(r"\b(?:DEBUG|TRACE)\b")
+HEAD = 160  # characters in which a level stands
+
+Words = list[tuple[bool, str]]  # whether it must not be there, and the word in lower case
+
+
+def clean(text: str) -> str:
+    """What a program printed, with nothing left that a terminal would obey but line breaks. Of what is written over
+    itself (a progress bar) the last counts; a carriage return before it says that it does."""
+    return "\n".join(_clean(line) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def _clean(line: str) -> str:
+    *before, last = line.rstrip("\r").split("\r")
+    last = last if last.isprintable() else printable(last.expandtabs(8))
+    return f"\r{last}" if before else last
+
+
+def level(line: str) -> str:
+    head = line[:HEAD]
+    if BAD.search(head):
+        return "error"
+    if ODD.search(head):
+        return "warning"
+    return "debug" if QUIET.search(head) else ""
+
+
+def words(text: str) -> Words:
+    """`!word` must not be there, quotes hold blanks together."""
+    found = ((bool(no), (quoted or plain).casefold()) for no, quoted, plain in WORD.findall(text))
+    return [word for word in found if word[1]]
+
+
+def wanted(line: str, words: Words) -> bool:
+    folded = line.casefold()
+    return all((word in folded) is not is_not for is_not, word in words)
+
+
+class LogLines:
+    """`shown`: those that the filter wants. `width`: cells of the widest of them, at least."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.all: list[str] = []
+        self.shown: list[str] = []
+        self.words: Words = []
+        self.width = 0
+        self._most = most
+        self._is_open = False  # the last line goes on with the next text
+
+    def clear(self) -> None:
+        self.all.clear()
+        self.shown.clear()
+        self.width, self._is_open = 0, False
+
+    def add(self, text: str) -> int:
+        """Text as `clean` gives it. How many of the lines shown went, from the front."""
+        if not text:
+            return 0
+        first, *rest = text.split("\n")
+        if self._is_open:
+            before = self.all.pop()
+            if self.shown and wanted(before, self.words):
+                self.shown.pop()
+            first = first[1:] if first.startswith("\r") else before + first
+        lines = [first, *rest]
+        self._is_open = lines[-1] != ""
+        fresh = [line.removeprefix("\r")[:LONGEST] for line in (lines if self._is_open else lines[:-1])]
+        self.all += fresh
+        self._show(fresh)
+        return self._cut() if len(self.all) > self._most * 1.1 else 0
+
+    def filter(self, text: str) -> None:
+        self.words = words(text)
+        self.shown, self.width = [], 0
+        self._show(self.all)
+
+    def _show(self, lines: Iterable[str]) -> None:
+        fresh = [line for line in lines if wanted(line, self.words)] if self.words else list(lines)
+        self.shown += fresh
+        self.width = max(self.width, max((width(line) for line in fresh), default=0))
+
+    def _cut(self) -> int:
+        gone = self.all[: len(self.all) - self._most]
+        del self.all[: len(gone)]
+        hidden = sum(wanted(line, self.words) for line in gone) if self.words else len(gone)
+        del self.shown[:hidden]
+        return hidden
+
+
+def width(line: str) -> int:
+    return len(line) if line.isascii() else cell_len(line)

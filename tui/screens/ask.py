@@ -1,0 +1,101 @@
+"""What an action needs to know: a few fields, checked as they are typed, and the command that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label, Static
+
+from lorad.text import one_line
+from lorad.tui import keys
+from lorad.tui.actions import Field
+from lorad.tui.screens.confirm import HEIGHTS
+
+Values = dict[str, str]
+
+
+class Ask(ModalScreen[Values | None]):
+    """What was typed, by field; None when the user thought better of it. line: the command, from the values."""
+
+    BINDINGS = keys.ASK
+    AUTO_FOCUS = "Input"
+    VERTICAL_BREAKPOINTS = HEIGHTS
+    SCOPED_CSS = False
+    DEFAULT_CSS = """
+    Ask { align: center middle; background: $background 60%; }
+    Ask #ask { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2; border: round $primary;
+        background: $surface; }
+    Ask #fields { height: auto; max-height: 40vh; margin-top: 1; }
+    Ask #line { margin: 1 0; }
+    Ask #answers { height: auto; align-horizontal: right; }
+    Ask #answers Button { margin-left: 2; }
+    Ask.-short #ask { padding: 0 1; }
+    Ask.-short #fields, Ask.-short #line, Ask.-short #wrong { margin: 0; }
+    Ask.-short #fields { max-height: 30vh; }
+    Ask.-short #line { max-height: 2; }
+    Ask.-short #head { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    Ask.-short #answers Button { height: 1; border: none; }
+    Ask .field { height: 1; width: 100%; overflow: hidden; }
+    Ask Label { width: 11; }
+    Ask Input { width: 1fr; }
+    Ask #wrong { margin-top: 1; }
+    """
+
+    def __init__(
+        self, title: str, fields: tuple[Field, ...], line: Callable[[Values], str], preset: Mapping[str, str]
+    ) -> None:
+        super().__init__()
+        self._head, self._fields, self._line, self._preset = title, fields, line, preset
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="ask"):
+            yield Static(Text(one_line(self._head), style="bold"), id="head")
+            with VerticalScroll(id="fields", can_focus=False):
+                for field in self._fields:
+                    with Horizontal(classes="field"):
+                        yield Label(Text(field.label))
+                        given = self._preset.get(field.key, "")
+                        yield Input(given, id=field.key, placeholder=field.says, compact=True, select_on_focus=False)
+            yield Static(id="wrong", markup=False)
+            yield Static(id="line", markup=False)
+            with Horizontal(id="answers"):
+                yield Button("Cancel", id="cancel")
+                yield Button("Do it", id="go", variant="primary")
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    @property
+    def values(self) -> Values:
+        return {field.key: self.query_one(f"#{field.key}", Input).value for field in self._fields}
+
+    def _wrong(self) -> str:
+        values = self.values
+        told = ((field, field.check(values[field.key])) for field in self._fields)
+        return "; ".join(f"{field.label}: {wrong}" for field, wrong in told if wrong)
+
+    def _draw(self) -> None:
+        wrong = self._wrong()
+        self.query_one("#wrong", Static).update(Text(f"✖ {one_line(wrong)}" if wrong else "", style="bold red"))
+        self.query_one("#line", Static).update(Text("" if wrong else f"$ {one_line(self._line(self.values))}"))
+        self.query_one("#go", Button).disabled = bool(wrong)
+
+    def on_input_changed(self) -> None:
+        self._draw()
+
+    def on_input_submitted(self) -> None:
+        self.action_go()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.action_go() if event.button.id == "go" else self.action_cancel()
+
+    def action_go(self) -> None:
+        if not self._wrong():
+            self.dismiss(self.values)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,151 @@
+"""A spec as lines of YAML, each with its key: in the order of `lorad.specs`, and beside another spec.
+
+A *flat* spec is {dotted key: value}, with what has no keys of its own in the spec (lists, `engine_args`) as one value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lorad.errors import SpecError
+from lorad.specs import Spec
+from lorad.yaml_text import compose, plain
+
+Flat = dict[str, Any]
+SAME, ADDED, GONE, OTHER = " ", "+", "-", "~"
+
+
+@dataclass(frozen=True)
+class SpecLine:
+    """key: dotted, of a section or a value. sign: how it differs from the other spec; before: the value there, or the
+    default where that has none."""
+
+    key: str
+    text: str
+    sign: str = SAME
+    before: str = ""
+
+
+def flat(data: Mapping[str, Any]) -> Flat:
+    """In the spec's order; unknown keys last."""
+    found = dict(_leaves(data, DEFAULT_SPEC, ""))
+    return {key: found[key] for key in sorted(found, key=lambda key: ORDER.get(key, len(ORDER)))}
+
+
+def _leaves(data: Mapping[str, Any], shape: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        inner = shape.get(key)
+        if isinstance(value, dict) and isinstance(inner, dict) and inner:
+            yield from _leaves(value, inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+DEFAULT_SPEC: dict[str, Any] = msgspec.to_builtins(Spec())
+ORDER: dict[str, int] = {key: place for place, (key, _) in enumerate(_leaves(DEFAULT_SPEC, DEFAULT_SPEC, ""))}
+DEFAULTS: Flat = flat(DEFAULT_SPEC)
+
+
+def nested(values: Flat) -> dict[str, Any]:
+    """The inverse of `flat`."""
+    data: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        inner = data
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return data
+
+
+def differing(values: Flat, others: Flat = DEFAULTS) -> Flat:
+    """What is not as in `others`."""
+    return {key: value for key, value in values.items() if key not in others or others[key] != value}
+
+
+def text_of(values: Flat) -> str:
+    """YAML that reads as `values` again."""
+    return "".join(f"{line.text}\n" for line in lines(values))
+
+
+def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
+    """Of `after`; with `before`, of all keys of both, with signs."""
+    keys = flat(nested({**(before or {}), **after}))
+    found: list[SpecLine] = []
+    sections: list[str] = []
+    for key in keys:
+        *inside, last = key.split(".")
+        for depth, section in enumerate(inside):
+            if sections[: depth + 1] != inside[: depth + 1]:
+                found.append(SpecLine(".".join(inside[: depth + 1]), f"{'  ' * depth}{section}:"))
+        sections = inside
+        found.append(_line(key, f"{'  ' * len(inside)}{scalar(last)}", after, after if before is None else before))
+    return found
+
+
+def _line(key: str, head: str, after: Flat, before: Flat) -> SpecLine:
+    if key not in after:
+        return SpecLine(key, f"{head}: {value_text(before[key])}", GONE)
+    text = f"{head}: {value_text(after[key])}"
+    if key not in before:
+        return SpecLine(key, text, ADDED, "" if DEFAULTS.get(key) is None else value_text(DEFAULTS[key]))
+    if before[key] != after[key]:
+        return SpecLine(key, text, OTHER, value_text(before[key]))
+    return SpecLine(key, text)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+_PLAIN = re.compile(r"[\w./~][\w./~@+*=-]*")
+_PLAIN_ALONE = re.compile(r"[\w./~][\w./~@+*=-]*(?::[\w./~@+*=-]+)*")
+
+
+def value_text(value: Any) -> str:
+    """On one line, as it stands after `key: ` or `key=`."""
+    return scalar(value, _PLAIN_ALONE) if not isinstance(value, list | tuple | dict) else inner_text(value)
+
+
+def inner_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{scalar(str(key))}: {inner_text(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(inner_text, value)) + "]"
+    return scalar(value)
+
+
+def scalar(value: Any, bare: re.Pattern[str] = _PLAIN) -> str:
+    """Text is quoted where YAML would read something else. bare: what may stand without quotes."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return re.sub(r"e([-+])0(\d)$", r"e\1\2", repr(value))
+    if not isinstance(value, str):
+        return str(value)
+    return value if bare.fullmatch(value) and _reads_as(value) == value else quoted(value)
+
+
+def _reads_as(text: str) -> Any:
+    try:
+        node = compose(text, "")
+        return None if node is None else plain(node, "")
+    except SpecError:
+        return None
+
+
+def quoted(text: str) -> str:
+    """In double quotes, with everything escaped that is not printable."""
+    return "".join(c if c.isprintable() else _escape(ord(c)) for c in json.dumps(text, ensure_ascii=False))
+
+
+def _escape(code: int) -> str:
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def words(values: Flat) -> Iterable[str]:
+    """As overrides: key=value."""
+    return (f"{key}={value_text(value)}" for key, value in values.items())

@@ -1,0 +1,1 @@
+"""The tabs of a run's screen, one a file."""

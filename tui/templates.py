@@ -1,0 +1,96 @@
+"""Specs to begin with: what `lorad init` writes and the form of a new run offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Template:
+    """text: with {file}, {model} and {data} to be filled in; the last two have usual values."""
+
+    name: str
+    says: str
+    model: str
+    data: str
+    text: str
+
+    def filled(self, file: str = "run.yaml", *, model: str | None = None, data: str | None = None) -> str:
+        """The YAML. file: what it will be called, for its comments."""
+        return self.text.format(file=file, model=model or self.model, data=data or self.data)
+
+
+_HEAD = """\
+# Run it:            lorad run {file}
+# Override a key:    lorad run {file} trainer.lr=3e-5 lora.rank=8
+"""
+SMALL = Template(
+    "small",
+    "the built-in base learns to sort, on a CPU in minutes",
+    "builtin:tiny",
+    "sort",
+    _HEAD
+    + """\
+model: {{path: "{model}"}}          # builtin:tiny, a local Hugging Face directory, or a hub id
+lora: {{rank: 16, alpha: 32, target_modules: all-linear}}
+algorithm: {{name: grpo, group_size: 8}}
+data:
+  train: "{data}"                 # sort, reverse, a .jsonl or .parquet file, or a hub dataset
+  prompts_per_step: 16
+reward: exact_match               # exact_match, gsm8k, {{name: regex, pattern: …}}, or path/to/module.py:function
+trainer: {{lr: 1.0e-3, steps: 60}}
+rollout: {{max_new_tokens: 16, temperature: 1.0}}
+eval: {{every: 10, problems: 256}}
+checkpoint: {{every: 10, keep: 3}}
+# pool: {{threads: 2}}              # on the CPU; else chosen for the model and the load, and kept for all of the run
+""",
+)
+GPU = Template(
+    "gpu",
+    "a model of your own on one GPU: FSDP trains, vLLM samples",
+    "Qwen/Qwen3-4B",
+    "train.jsonl",
+    _HEAD
+    + """\
+model: {{path: "{model}"}}          # a local Hugging Face directory, or a hub id
+lora: {{rank: 32, alpha: 32, target_modules: all-linear}}
+algorithm: {{group_size: 8, clip: [0.2, 0.28]}}
+data:
+  train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; see data.prompt_key and data.answer_key
+  prompts_per_step: 16
+  max_prompt_tokens: 512
+reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or path/to/module.py:function
+trainer: {{backend: fsdp, lr: 1.0e-5, steps: 200, activation_checkpointing: true}}
+rollout: {{backend: vllm, max_new_tokens: 1024, temperature: 1.0}}
+eval: {{every: 20, problems: 256}}
+checkpoint: {{every: 20, keep: 3}}
+""",
+)
+GPUS = Template(
+    "gpus",
+    "the same on four GPUs: Megatron trains, SGLang samples",
+    "Qwen/Qwen3-4B",
+    "train.jsonl",
+    _HEAD
+    + """\
+model: {{path: "{model}"}}          # a local Hugging Face directory, or a hub id
+lora: {{rank: 32, alpha: 32, target_modules: all-linear}}
+algorithm: {{group_size: 8, clip: [0.2, 0.28]}}
+data:
+  train: "{data}"                 # lines of {{"prompt": …, "answer": …}}; see data.prompt_key and data.answer_key
+  prompts_per_step: 16
+reward: gsm8k                     # exact_match, gsm8k, {{name: regex, pattern: …}}, or path/to/module.py:function
+trainer:
+  backend: megatron
+  tp: 2
+  dp: 2
+  lr: 1.0e-5
+  steps: 200
+  activation_checkpointing: true
+rollout: {{backend: sglang, servers: 4, max_new_tokens: 2048, temperature: 1.0}}
+eval: {{every: 20, problems: 256}}
+checkpoint: {{every: 20, keep: 3}}
+pool: {{memory_fraction: 0.7}}
+""",
+)
+TEMPLATES = {template.name: template for template in (SMALL, GPU, GPUS)}

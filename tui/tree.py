@@ -1,0 +1,80 @@
+"""A history with its branches as rows of text, newest first, drawn compactly: as long as nothing forks, no row is
+further in than the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+DEEPEST = 12  # levels; what forks further in is drawn as deep as this
+RAIL, JOINT = "│ ", "├─"
+
+
+class Row(NamedTuple):
+    """rails: what stands before the sign of the node, two cells a level."""
+
+    key: str
+    rails: str
+
+
+def drawn(parents: Mapping[str, str | None], tip: str | None = None, leaves: Collection[str] = ()) -> list[Row]:
+    """Every node once. parents: by node, oldest first, each parent before its children; one that is not there counts
+    as none. tip: its ancestors are the trunk, without rails; elsewhere a line goes on with what grew last. leaves: no
+    line goes on with them if it can with something else.
+
+    A branch stands right above the node that it grew from, its first node beside a joint.
+    """
+    heirs, others, roots = _lines(parents, tip, leaves)
+    inherits = set(heirs.values())
+    rows, todo = list[Row](), [(root, 0, True) for root in roots]  # (node, level, whether its line is yet to be laid)
+    while todo:
+        node, level, is_whole = todo.pop()
+        if not is_whole:
+            rows.append(Row(node, _rails(level, node not in inherits)))
+            continue
+        for one in _line(node, heirs):  # the last to be put there is taken first
+            todo.append((one, level, False))
+            todo += [(branch, level + 1, True) for branch in others.get(one, ())]
+    return rows
+
+
+def _line(node: str, heirs: Mapping[str, str]) -> list[str]:
+    """From its first node on."""
+    line = [node]
+    while (heir := heirs.get(line[-1])) is not None:
+        line.append(heir)
+    return line
+
+
+def _rails(level: int, is_first: bool) -> str:
+    if not level:
+        return ""
+    level = min(level, DEEPEST)
+    return RAIL * (level - 1) + (JOINT if is_first else RAIL)
+
+
+def _lines(
+    parents: Mapping[str, str | None], tip: str | None, leaves: Collection[str]
+) -> tuple[dict[str, str], dict[str, list[str]], Sequence[str]]:
+    """Who goes on the line of a node, who else grew from it, and what grew from nothing; oldest first."""
+    children, newest, roots = dict[str, list[str]](), {key: n for n, key in enumerate(parents)}, list[str]()
+    for key, parent in parents.items():
+        (children.setdefault(parent, []) if parent is not None and parent in parents else roots).append(key)
+    for key in reversed(list(parents)):
+        if (parent := parents[key]) is not None and parent in newest:
+            newest[parent] = max(newest[parent], newest[key])
+    trunk = set(_ancestors(parents, tip))
+    heirs = {
+        key: max(grown, key=lambda one: (one in trunk, one not in leaves, newest[one]))
+        for key, grown in children.items()
+        if key != tip
+    }
+    others = {key: [one for one in grown if one != heirs.get(key)] for key, grown in children.items()}
+    return heirs, others, roots
+
+
+def _ancestors(parents: Mapping[str, str | None], node: str | None) -> Iterator[str]:
+    """With the node itself."""
+    while node is not None and node in parents:
+        yield node
+        node = parents[node]

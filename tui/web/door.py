@@ -1,0 +1,98 @@
+"""Who comes in. A shared box has other users, who reach every port of loopback, and browsers run code of strangers.
+
+A URL with a token is printed, good for one visit. That visit gets a cookie, under a path that only who came in knows:
+browsers send a cookie of 127.0.0.1 to every port of it, so to servers of other users too, but never under that path.
+The name of the host must be loopback's own (a stranger's domain may resolve to 127.0.0.1), and pages from elsewhere may
+ask nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from aiohttp import hdrs, web
+
+COOKIE = "lorad"
+VISITS = 8  # browsers that stay known: the latest
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self' {sockets}; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}  # styles: the terminal's own script writes some
+UNKNOWN = "401: lorad shows nothing here without the URL that `lorad tui --serve` printed. It is good for one visit: "
+AGAIN = "press enter in the terminal where that runs, and it prints another one.\n"
+HOST = "403: lorad answers as 127.0.0.1 or localhost, on its own port, and as nothing else.\n"
+ORIGIN = "403: pages from elsewhere may ask lorad nothing.\n"
+
+
+class Door:
+    """Of one server. `base`: the path under which everything lies, without a slash at its end."""
+
+    def __init__(self, port: int) -> None:
+        self.base = f"/{secrets.token_urlsafe(16)}"
+        self._port = port
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        sockets = " ".join(f"ws://{host}" for host in sorted(self._hosts))
+        self._headers = {name: value.format(sockets=sockets) for name, value in HEADERS.items()}
+        self._token: str | None = None
+        self._keys: deque[str] = deque(maxlen=VISITS)
+
+    def offer(self) -> str:
+        """A URL that is good for one visit; the one before is good for none."""
+        self._token = secrets.token_urlsafe(32)
+        return f"http://127.0.0.1:{self._port}/?token={self._token}"
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Hands on what may come in: 403 for a wrong host or origin, 401 for who holds no key."""
+        origin = request.headers.get(hdrs.ORIGIN)
+        if request.host not in self._hosts:
+            return web.Response(status=403, text=HOST)
+        if origin is not None and origin != f"http://{request.host}":
+            return web.Response(status=403, text=ORIGIN)
+        if request.method == hdrs.METH_GET and self._spend(request):
+            return self._let_in()
+        if not self._knows(request):
+            return web.Response(status=401, text=UNKNOWN + AGAIN)
+        if hdrs.UPGRADE in request.headers and origin is None:
+            return web.Response(status=403, text=ORIGIN)
+        return await handler(request)
+
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Every answer, also a refusal, says what a browser may do with it."""
+        response.headers.update(self._headers)
+
+    def _spend(self, request: web.Request) -> bool:
+        """Whether it brings the token, which is then used up."""
+        brought = request.query.get("token", "") if request.path == "/" else ""
+        if self._token is None or not same(brought, self._token):
+            return False
+        self._token = None
+        return True
+
+    def _let_in(self) -> web.Response:
+        key = secrets.token_urlsafe(32)
+        self._keys.append(key)
+        response = web.Response(status=303, headers={hdrs.LOCATION: f"{self.base}/"})
+        response.set_cookie(COOKIE, key, path=f"{self.base}/", httponly=True, samesite="Strict")
+        return response
+
+    def _knows(self, request: web.Request) -> bool:
+        brought = request.cookies.get(COOKIE, "")
+        return any(same(brought, key) for key in self._keys)
+
+
+def same(brought: str, ours: str) -> bool:
+    """In a time that does not tell how much of it is right."""
+    return secrets.compare_digest(brought.encode(errors="replace"), ours.encode())

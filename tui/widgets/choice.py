@@ -1,0 +1,73 @@
+"""One of a few words, on one line: the arrows turn it, a letter goes to the next that begins with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual import events
+from textual.message import Message
+from textual.widgets import Static
+
+from lorad.tui import keys
+
+
+class Choice(Static, can_focus=True):
+    """value: one of `words`, or "" for the default."""
+
+    BINDINGS = keys.CHOICE
+    DEFAULT_CSS = """
+    Choice { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; background: $surface; }
+    Choice:focus { background: $primary; color: $text; text-style: bold; }
+    """
+
+    class Changed(Message):
+        def __init__(self, choice: Choice) -> None:
+            super().__init__()
+            self.choice = choice
+
+        @property
+        def control(self) -> Choice:
+            return self.choice
+
+    def __init__(self, words: Sequence[str], default: str, value: str) -> None:
+        super().__init__(markup=False)
+        self._words = ["", *(word for word in words if word != default)]
+        if value not in self._words:
+            self._words.append(value)  # what a file says, right or wrong
+        self._default, self.value = default, value
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        shown = Text(f"‹ {self.value or self._default} ›")
+        self.update(shown if self.value else shown.append("  default", style="dim"))
+
+    def turn_to(self, value: str) -> None:
+        if value != self.value:
+            self.value = value
+            self._draw()
+            self.post_message(self.Changed(self))
+
+    def action_turn(self, by: int) -> None:
+        self.turn_to(self._words[(self._words.index(self.value) + by) % len(self._words)])
+
+    def on_click(self) -> None:
+        self.action_turn(1)
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        """Whether no binding of the screen gets a key: no printable one does, here as in the other fields of a form."""
+        return character is not None and character.isprintable()
+
+    def on_key(self, event: events.Key) -> None:
+        """No printable key gets through to the screen: in a form it is typed."""
+        if not event.is_printable or event.key == "space":
+            return
+        event.stop()
+        event.prevent_default()
+        at = self._words.index(self.value)
+        after = [*self._words[at + 1 :], *self._words[: at + 1]]
+        found = [word for word in after if (word or self._default).startswith(event.character or "")]
+        if found:
+            self.turn_to(found[0])

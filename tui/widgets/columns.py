@@ -1,0 +1,60 @@
+"""Which columns of a table fit, and how wide they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+PADDING = 2  # cells beside each column
+
+
+@dataclass(frozen=True)
+class Column:
+    """least..most: cells wide. leaves: the larger, the sooner it goes when there is no room; of those with 0 none goes.
+    rest: takes what is left. orders: rows can be ordered by it. shrinks: to so many cells before others go; 0: not."""
+
+    key: str
+    least: int
+    most: int
+    leaves: int
+    right: bool = False
+    rest: bool = False
+    orders: bool = False
+    shrinks: int = 0
+
+
+Columns = Sequence[Column]
+Widths = dict[str, int]
+
+
+def needed(columns: Columns, rows: Iterable[dict[str, Text]], before: Widths) -> Widths:
+    """The width of every column, grown where a cell of `rows` is wider: widths never shrink while a table is shown."""
+    widths = {column.key: max(column.least, len(column.key)) for column in columns} | before
+    for row in rows:
+        for column in columns:
+            if not column.rest:
+                widths[column.key] = min(max(widths[column.key], row[column.key].cell_len), column.most)
+    return widths
+
+
+def layout(columns: Columns, needs: Widths, room: int) -> Widths:
+    """Columns that fit into `room` cells, in order, with their widths; the first one always."""
+    widths = {column.key: min(needs[column.key], column.shrinks or needs[column.key]) for column in columns}
+    for column in sorted(columns[1:], key=lambda column: -column.leaves):
+        if not column.leaves or left(widths, room) >= 0:
+            break
+        del widths[column.key]
+    for column in columns:
+        if column.key in widths:  # what shrank grows again as far as there is room
+            widths[column.key] += max(min(needs[column.key] - widths[column.key], left(widths, room)), 0)
+    for column in columns:
+        if column.rest and column.key in widths:
+            widths[column.key] += max(left(widths, room), 0)
+    return widths
+
+
+def left(widths: Widths, room: int) -> int:
+    """Cells that no column takes; negative where they do not fit."""
+    return room - sum(widths.values()) - PADDING * len(widths)

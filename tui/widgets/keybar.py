@@ -1,0 +1,102 @@
+"""The keys at the bottom: one line, where Textual's footer has a widget for each key and makes all of them anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual import events
+from textual.widget import Widget
+
+if TYPE_CHECKING:
+    from textual.binding import ActiveBinding
+    from textual.screen import Screen
+
+EDGE = "▏"  # before the key of the palette, which is at the right whatever else there is
+
+
+@dataclass(frozen=True)
+class Key:
+    key: str
+    shown: str
+    says: str
+    works: bool
+
+    @property
+    def width(self) -> int:
+        return cell_len(self.shown) + 1 + cell_len(self.says)
+
+
+class KeyBar(Widget):
+    """Keys that work here and what they do; a click presses one. What does not fit is in the help and the palette."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"keybar--key", "keybar--says", "keybar--edge"}
+    DEFAULT_CSS = """
+    KeyBar {
+        dock: bottom; height: 1; background: $footer-background; color: $footer-foreground;
+        .keybar--key { color: $footer-key-foreground; background: $footer-key-background; text-style: bold; }
+        .keybar--says { color: $footer-description-foreground; background: $footer-description-background; }
+        .keybar--edge { color: $foreground 20%; }
+    }
+    """
+
+    keys: tuple[Key, ...] = ()
+    palette: Key | None = None
+
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, self.changed)
+
+    def changed(self, screen: Screen[object]) -> None:
+        if not screen.app.app_focus or screen is not self.screen:
+            return
+        active = screen.active_bindings
+        last = active.get(self.app.COMMAND_PALETTE_BINDING) if self.app.ENABLE_COMMAND_PALETTE else None
+        by_action: dict[str, ActiveBinding] = {}
+        for each in active.values():
+            if each.binding.show:
+                by_action.setdefault(each.binding.action, each)
+        keys = tuple(map(self._key, by_action.values()))
+        palette = self._key(last) if last else None
+        if (keys, palette) != (self.keys, self.palette):
+            self.keys, self.palette = keys, palette
+            self.refresh()
+
+    def _key(self, active: ActiveBinding) -> Key:
+        binding = active.binding
+        return Key(binding.key, self.app.get_key_display(binding), binding.description, active.enabled)
+
+    def placed(self) -> list[tuple[int, Key]]:
+        """Column and key of those that fit."""
+        placed: list[tuple[int, Key]] = []
+        column, end = 0, self.size.width
+        if self.palette and self.palette.width <= end:
+            placed.append((end - self.palette.width, self.palette))
+            end -= self.palette.width + 1
+        for key in self.keys:
+            if column + key.width > end:
+                break
+            placed.append((column, key))
+            column += key.width + 1
+        return sorted(placed, key=lambda each: each[0])
+
+    def render(self) -> Text:
+        key_style, says, edge = (self.get_component_rich_style(f"keybar--{part}") for part in ("key", "says", "edge"))
+        line = Text(no_wrap=True)
+        for column, key in self.placed():
+            line.append(" " * (column - line.cell_len))
+            if key is self.palette and column:
+                line.right_crop(1)
+                line.append(EDGE, edge)
+            begin = len(line)
+            line.append(key.shown, key_style).append(f" {key.says}", says)
+            if not key.works:
+                line.stylize("dim", begin)
+        return line
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        for column, key in self.placed():
+            if column <= event.x < column + key.width:
+                self.app.simulate_key(key.key) if key.works else self.app.bell()

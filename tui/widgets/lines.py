@@ -1,0 +1,176 @@
+"""Lines under a heading that stays, with a cursor: those that are seen are drawn, and again only when they changed.
+
+Textual's DataTable lays out all of its rows and draws each cell through a console: twice the time for every key and
+every refresh, beside runs that take the same cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Offset, Region, Size
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+HEAD = 1  # lines of the heading
+NOTHING = Style.null()
+Parts = Sequence[Segment]
+
+
+class Lines(ScrollView, can_focus=True):
+    """Who inherits says what stands where (`heading`, `line`), how many there are (`resize_to`), and when one changed
+    (`redraw`)."""
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "cursor_up", show=False),
+        Binding("down", "cursor_down", show=False),
+        Binding("home", "first", show=False),
+        Binding("end", "last", show=False),
+    ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"lines--head", "lines--cursor", "lines--hover"}
+    DEFAULT_CSS = """
+    Lines {
+        height: auto; max-height: 100%; overflow-x: hidden; background: $surface; color: $foreground;
+        & > .lines--head { background: $panel; color: $foreground; text-style: bold; }
+        & > .lines--hover { background: $block-hover-background; }
+        & > .lines--cursor {
+            background: $block-cursor-blurred-background; color: $block-cursor-blurred-foreground;
+            text-style: $block-cursor-blurred-text-style;
+        }
+        &:focus {
+            background-tint: $foreground 5%;
+            & > .lines--head { background-tint: $foreground 5%; }
+            & > .lines--cursor {
+                background: $block-cursor-background; color: $block-cursor-foreground;
+                text-style: $block-cursor-text-style;
+            }
+        }
+        &:ansi > .lines--head { background: ansi_bright_blue; color: ansi_default; }
+    }
+    """
+
+    row_count: int = 0
+    cursor_row: reactive[int] = reactive(0, repaint=False)
+    _hovered: reactive[int | None] = reactive(None, repaint=False)
+
+    # -- for who inherits --------------------------------------------------------------------------------------------
+    def heading(self) -> Parts:
+        raise NotImplementedError
+
+    def line(self, row: int) -> Parts:
+        raise NotImplementedError
+
+    def moved(self) -> None:
+        """The cursor is in another row."""
+
+    def opened(self) -> None:
+        """Enter, or a click on the row under the cursor."""
+
+    def heading_clicked(self, column: int) -> None:
+        """column: in cells."""
+
+    def resize_to(self, rows: int) -> None:
+        if rows != self.row_count:
+            self.row_count = rows
+            self.virtual_size = Size(0, rows + HEAD)
+            self.cursor_row = self.validate_cursor_row(self.cursor_row)
+
+    def redraw(self, rows: Iterable[int]) -> None:
+        top = HEAD - self.scroll_offset.y
+        seen = [row for row in rows if HEAD <= row + top < self.size.height]
+        if seen:
+            self.refresh(*(Region(0, row + top, self.size.width, 1) for row in seen))
+
+    # -- drawing -------------------------------------------------------------------------------------------------------
+    def render_line(self, y: int) -> Strip:
+        width, base = self.size.width, self.rich_style
+        if y < HEAD:
+            return drawn(self.heading(), self.get_component_rich_style("lines--head"), NOTHING, width)
+        row = y - HEAD + self.scroll_offset.y
+        if row >= self.row_count:
+            return Strip.blank(width, base)
+        over = NOTHING
+        if row == self._hovered:
+            base += self.get_component_rich_style("lines--hover")
+        if row == self.cursor_row:
+            cursor = self.get_component_rich_style("lines--cursor")
+            base, over = base + cursor, Style.from_color(cursor.color)
+        return drawn(self.line(row), base, over, width)
+
+    # -- the cursor ----------------------------------------------------------------------------------------------------
+    def validate_cursor_row(self, row: int) -> int:
+        return max(min(row, self.row_count - 1), 0)
+
+    def watch_cursor_row(self, before: int, now: int) -> None:
+        self.redraw((before, now))
+        self.show_cursor()
+        self.moved()
+
+    def show_cursor(self) -> None:
+        """Scrolls no further than it takes."""
+        seen = max(self.size.height - HEAD, 1)
+        top = min(max(self.scroll_offset.y, self.cursor_row - seen + 1), self.cursor_row)
+        if top != self.scroll_offset.y:
+            self.scroll_to(y=top, animate=False, force=True)
+
+    def on_resize(self) -> None:
+        self.show_cursor()
+
+    def action_cursor_down(self) -> None:
+        self._hovered, self.cursor_row = None, self.cursor_row + 1
+
+    def action_cursor_up(self) -> None:
+        self._hovered, self.cursor_row = None, self.cursor_row - 1
+
+    def action_first(self) -> None:
+        self._hovered, self.cursor_row = None, 0
+
+    def action_last(self) -> None:
+        self._hovered, self.cursor_row = None, self.row_count - 1
+
+    def action_page_down(self) -> None:
+        self._hovered, self.cursor_row = None, self.cursor_row + self.size.height - HEAD
+
+    def action_page_up(self) -> None:
+        self._hovered, self.cursor_row = None, self.cursor_row - self.size.height + HEAD
+
+    def action_select_cursor(self) -> None:
+        if self.row_count:
+            self.opened()
+
+    # -- the mouse -----------------------------------------------------------------------------------------------------
+    def watch__hovered(self, before: int | None, now: int | None) -> None:
+        self.redraw(row for row in (before, now) if row is not None)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        at = event.get_content_offset(self)
+        self._hovered = self._row_at(at) if at else None
+
+    def on_leave(self) -> None:
+        self._hovered = None
+
+    def on_click(self, event: events.Click) -> None:
+        if (at := event.get_content_offset(self)) is None:
+            return
+        if at.y < HEAD:
+            self.heading_clicked(at.x)
+        elif (row := self._row_at(at)) == self.cursor_row and self.row_count:
+            self.opened()
+        elif row is not None:
+            self.cursor_row = row
+
+    def _row_at(self, at: Offset) -> int | None:
+        row = at.y - HEAD + self.scroll_offset.y
+        return row if at.y >= HEAD and row < self.row_count else None
+
+
+def drawn(parts: Parts, base: Style, over: Style, width: int) -> Strip:
+    """base: under the styles of the parts; over: upon them."""
+    return Strip(Segment.apply_style(parts, base, over)).adjust_cell_length(width, base)

@@ -1,0 +1,27 @@
+"""Numbers as a line of bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeGuard
+
+BARS = "▁▂▃▄▅▆▇█"
+NONE = "·"  # stands for what is no number
+
+
+def sparkline(values: Sequence[float | None] | None, width: int) -> str:
+    """The last `width` values, from the least to the largest of them; all alike: half as high."""
+    last = list(values or ())[-width:]
+    numbers = [value for value in last if _is_number(value)]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    return "".join(_bar(value, low, high) if _is_number(value) else NONE for value in last)
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    part = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5  # halves: their difference is finite
+    return BARS[min(int(part * len(BARS)), len(BARS) - 1)]
