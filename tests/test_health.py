@@ -281,11 +281,13 @@ def test_a_real_run_goes_through_a_hung_driver_and_a_hung_pool() -> None:
         pool = made.client.show("shaken")["pool"]
         for role in ("driver", "pool"):
             os.kill(made.pid("shaken", role), signal.SIGSTOP)
-        made.until(lambda: made.client.show("shaken")["attempt"] == 2, "the driver is replaced")
+        made.until(lambda: made.client.show("shaken")["attempt"] > 1, "the driver is replaced")
         made.reached("shaken", made.client.show("shaken")["step"] + 3)
         made.lorad("stop", "shaken")
         run = made.over("shaken")
-        assert (run["attempt"], run["reason"]) == (2, "stopped")
+        assert run["reason"] == "stopped"
         assert [step["step"] for step in made.client.steps("shaken")] == list(range(1, run["step"] + 1))
-        assert "attempt    1: fresh, lost: the driver was hung: no heartbeat" in made.lorad("show", "shaken").stdout
+        lost = [attempt["detail"] for attempt in run["attempts"][:-1]]  # by who is found first
+        hung = ("the driver was hung: no heartbeat", f"pool {pool} was hung: no heartbeat")
+        assert len(lost) in (1, 2) and all(why.startswith(hung) for why in lost)
         assert f"pool {pool} was hung: no heartbeat" in made.home.daemon_log.read_text()

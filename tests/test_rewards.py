@@ -21,18 +21,26 @@ from lorad.specs import RewardSpec
 
 ROOT = Path(__file__).parents[1]
 Make = Callable[..., Rewarder]
+Processes = Callable[[], list[psutil.Process]]
 
 
 def sample(completion: str = "", answer: str = "", finish: str = "stop", **row: Any) -> RewardInput:
     return RewardInput("S:21=", completion, answer, finish, row)
 
 
-def processes() -> list[psutil.Process]:
+def children() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def processes() -> Processes:
+    """Those that this test started."""
+    before = children()
+    return lambda: [process for process in children() if process not in before]
+
+
+@pytest.fixture
+def make(tmp_path: Path, processes: Processes) -> Iterator[Make]:
     """A Rewarder of some source text; its processes must be gone when it is closed."""
     made: list[Rewarder] = []
 
@@ -94,7 +102,7 @@ def test_a_builtin_that_can_not_be_is_refused_at_once(name: str, pattern: str | 
     assert refused.value.hint
 
 
-def test_builtins_need_no_process(tmp_path: Path) -> None:
+def test_builtins_need_no_process(tmp_path: Path, processes: Processes) -> None:
     with Rewarder(RewardSpec(), tmp_path) as rewarder:
         assert rewarder.score([sample("12", "12"), sample("1", "12")]) == [Score(1.0), Score(0.0)]
         assert processes() == []
@@ -174,7 +182,7 @@ def test_a_large_sample_passes(make: Make) -> None:
     assert make("def reward(completion): return len(completion)").score([sample("x" * 3_000_000)])[0].value == 3e6
 
 
-def test_what_user_code_started_is_killed_with_it(make: Make) -> None:
+def test_what_user_code_started_is_killed_with_it(make: Make, processes: Processes) -> None:
     source = "import subprocess\ndef reward():\n    subprocess.Popen(['sleep', '1000'])\n    return 1"
     rewarder = make(source)
     rewarder.score([sample()])
@@ -184,7 +192,7 @@ def test_what_user_code_started_is_killed_with_it(make: Make) -> None:
     assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
-def test_closing_ends_a_score_of_another_thread(make: Make) -> None:
+def test_closing_ends_a_score_of_another_thread(make: Make, processes: Processes) -> None:
     rewarder = make("import time\ndef reward(): time.sleep(1000)", timeout=1000)
     scores: list[Score] = []
     thread = threading.Thread(target=lambda: scores.extend(rewarder.score([sample(), sample()])))
@@ -208,7 +216,7 @@ def test_closing_ends_a_score_of_another_thread(make: Make) -> None:
     ],
 )
 def test_a_function_that_can_not_be_loaded_is_told_with_file_and_line(
-    source: str, function: str, says: str, make: Make
+    source: str, function: str, says: str, make: Make, processes: Processes
 ) -> None:
     rewarder = make(source, function)
     with pytest.raises(SpecError, match=says.replace("(", r"\(")) as refused:
