@@ -107,7 +107,7 @@ def finished(ctx: Context, name: str = "a", **sections: Any) -> Row:
     return ctx.move(name, Move.END, reason=EndReason.COMPLETED)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -145,7 +145,7 @@ class Api:
         return await self("run", spec, source="a.yaml", cwd="/", overrides=list(overrides), name=name)
 
     async def until(self, name: str, *states: str) -> Any:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while (run := await self("show", name))["state"] not in states:
             assert time.monotonic() < deadline, f"{name} is still {run['state']}"
             await asyncio.sleep(0.05)

@@ -8,8 +8,10 @@ import socket
 import sys
 import threading
 import time
+from asyncio.subprocess import Process
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,6 +105,30 @@ async def test_a_check_ends_with_the_daemon(tmp_path: Path) -> None:
         await checking
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_check_cancelled_while_it_starts_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, start = tmp_path / "pid", asyncio.create_subprocess_exec
+
+    async def cancelled_before_it_returns(*argv: str, **options: Any) -> Process:
+        process = await start(*argv, **options)
+        await until(lambda: note.exists() and note.read_text().strip())
+        checking.cancel()
+        await asyncio.sleep(0)
+        return process
+
+    async def check() -> None:
+        async with guarded([sys.executable, "-c", LEAVES, str(note), "3600"], os.environ):
+            raise AssertionError("it was cancelled before")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", cancelled_before_it_returns)
+    checking = asyncio.create_task(check())
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
 
 
 async def test_a_user_has_a_few_turns_at_once_and_a_bounded_queue() -> None:

@@ -9,9 +9,9 @@ import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from lorad.daemon.secrets import secrets_of
 from lorad.errors import SpecError, from_wire
 from lorad.specs import Spec
 
+_Result = TypeVar("_Result")
 PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
@@ -71,7 +72,7 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
     with ours:
         with theirs:
             command = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--", *argv]
-            process = await asyncio.create_subprocess_exec(
+            starting = asyncio.create_subprocess_exec(
                 *command,
                 stdin=PIPE,
                 stdout=PIPE,
@@ -80,7 +81,11 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
+            # asyncio kills a process whose start is cancelled; this one is a guard, which then would end nothing
+            process, cancelled = await uncancelled(starting)
         try:
+            if cancelled:
+                raise asyncio.CancelledError
             yield process
         finally:
             await end(process)
@@ -126,14 +131,20 @@ async def end(process: Process) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(guard.KILL_NOW)
-    ending, cancelled = asyncio.ensure_future(ended(process)), False
-    while not ending.done():
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            cancelled = True
+    _, cancelled = await uncancelled(ended(process))
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
+    """Finish `work` even if this task is cancelled meanwhile. Returns its result and whether that happened."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    return task.result(), cancelled
 
 
 async def ended(process: Process) -> None:
