@@ -21,6 +21,10 @@ YAML_ALIASES = 20
 YAML_DIGITS = 40  # of one number
 OVERRIDES = 256
 
+# Aliases of one user
+ALIASES = 1024
+FOREIGN_ALIASES = 16  # those that serve versions of others: each keeps a version loaded, and its files
+
 # Journals: what a driver, or code that it runs, can feed
 RECORD_BYTES = 8 * MIB  # one record; a step of 100,000 prompts fits
 METRICS = 256  # of one step: the first by name stay

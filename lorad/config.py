@@ -71,11 +71,16 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limit(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one user may have at a time; None: as much as there is. runs: that work; disk: bytes of all their runs."""
+    """What one user may have at a time; None: as much as there is.
+
+    runs: that work. disk: bytes of all their runs. priority: the highest that `resources.priority` of their runs may
+    be in a daemon that several users share; its admins are not bound by it.
+    """
 
     devices: Annotated[int, Meta(ge=0)] | None = None
     runs: Annotated[int, Meta(ge=0)] | None = None
     disk: Annotated[int, Meta(ge=0)] | None = None
+    priority: int = 0
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):

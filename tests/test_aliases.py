@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from lorad.bounds import FOREIGN_ALIASES
 from lorad.daemon import reconcile
+from lorad.daemon.handlers.swap import move, refuse_many
+from lorad.daemon.request import Caller
 from lorad.errors import AttestationFailed, Conflict, IntegrityError, LoradError, NotFound, SpecError
-from lorad.store import events
+from lorad.store import events, runs
+from lorad.store.versions import get_version
 from tests.daemon_world import Api, behave, finished, serving, until
 from tests.world import SMALL, world
 
@@ -241,3 +245,23 @@ def test_a_trained_adapter_is_pinned_swapped_rolled_back_kept_over_a_kill_cleane
         assert "pinned, bot" in told and "other" in told
         assert made.lorad("verify", "a").stdout.count("\N{CHECK MARK}") == 7
         assert [move["version"] for move in made.client.alias_moves("bot")] == [2, 3, 2]
+
+
+async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) -> None:
+    eve, ann = Caller(4002, "eve"), Caller(4001, "ann")
+    async with serving(home) as api:
+        ctx = api.ctx
+        finished(ctx)
+        with ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET owner = 'ann', owner_uid = 4001")
+        ctx.system = True
+        version = get_version(ctx.store, "a", 1001)
+        for number in range(FOREIGN_ALIASES):
+            refuse_many(ctx, eve, f"e{number}", runs.get(ctx.store, "a"))
+            move(ctx, f"e{number}", version, by=eve)
+        refuse_many(ctx, ann, "bot", runs.get(ctx.store, "a"))
+        with pytest.raises(Conflict, match="eve has 16 aliases, 16 of them for versions of others"):
+            refuse_many(ctx, eve, "one-more", runs.get(ctx.store, "a"))
+        with pytest.raises(Conflict, match="aliases e0 of eve, e1 of eve"):
+            runs.remove(ctx.store, "a")
+        ctx.system = False

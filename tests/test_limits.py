@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import Config, Limit, Queue
+from lorad.config import Config, Limit, Queue, Sharing
+from lorad.daemon import place
 from lorad.daemon.context import Context
 from lorad.daemon.disks import bytes_of
+from lorad.daemon.limits import refuse_priority
 from lorad.daemon.place import place_runs
+from lorad.daemon.request import Caller
+from lorad.errors import NotAllowed
+from lorad.specs import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, submit, until, until_state
@@ -105,3 +110,44 @@ def test_files_with_several_names_and_links_count_once(tmp_path: Path) -> None:
     os.link(tmp_path / "a" / "file", tmp_path / "a" / "b" / "again")
     (tmp_path / "loop").symlink_to(tmp_path)
     assert 8192 <= bytes_of([tmp_path, tmp_path / "gone"]) - before < 16384
+
+
+def test_users_with_runs_in_the_queue_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "TURN", 2)
+    ctx = open_context(home)
+    owned(ctx, "eve", 4002, *(f"e{number}" for number in range(1, 7)))
+    place_runs(ctx)
+    owned(ctx, "eve", 4002, "e7", "e8")
+    owned(ctx, "ann", 4001, "a1", "a2", "a3")
+    assert len(working(ctx)) == 6  # nobody else waited
+    for name in ("e1", "e2", "e3", "e4", "e5"):
+        ctx.move(name, Move.END, reason=EndReason.STOPPED)
+        place_runs(ctx)
+        assert "e7" not in working(ctx) and told(ctx, "e7").startswith("run a1 is next")
+    ctx.move("e6", Move.END, reason=EndReason.STOPPED)
+    place_runs(ctx)
+    assert working(ctx) == ["a1", "a2"] and told(ctx, "a3").startswith("run e7 is next")
+
+
+def test_a_long_queue_is_looked_at_in_part_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "LOOKED_AT", 3)
+    ctx = open_context(home)
+    owned(ctx, "eve", 4002, *(f"e{number}" for number in range(6)), resources={"exclusive": True})
+    place_runs(ctx)
+    assert working(ctx) == ["e0"] and told(ctx, "e2").startswith("run e1 is next")
+    assert told(ctx, "e3") == told(ctx, "e5") == place.FAR_BACK
+    ctx.move("e0", Move.END, reason=EndReason.STOPPED)
+    place_runs(ctx)
+    assert working(ctx) == ["e1"] and told(ctx, "e3").startswith("run e2 is next")
+
+
+def test_a_user_of_a_shared_daemon_asks_for_no_more_priority_than_is_theirs(home: Path) -> None:
+    ctx = open_context(home, queue=Queue(users={"bob": Limit(priority=5)}), sharing=Sharing(admins=["ada"]))
+    wanted = convert({"resources": {"priority": 5}})
+    refuse_priority(ctx, Caller(4001, "ann"), wanted)  # who has the daemon alone
+    ctx.system = True
+    for uid, name in ((4002, "bob"), (4003, "ada"), (0, "root")):
+        refuse_priority(ctx, Caller(uid, name), wanted)
+    refuse_priority(ctx, Caller(4001, "ann"), convert({"resources": {"priority": -5}}))
+    with pytest.raises(NotAllowed, match="ann's runs may have 0 at most"):
+        refuse_priority(ctx, Caller(4001, "ann"), wanted)

@@ -11,16 +11,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lorad.daemon.access import admins, is_admin
 from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
 from lorad.daemon.disks import bytes_of
 from lorad.daemon.holders import user_name
 from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.request import Caller
 from lorad.daemon.tenants import ACTIVE, tenants_of
+from lorad.errors import NotAllowed
+from lorad.specs import Spec
 from lorad.store.db import Row
 from lorad.text import size
 
 MEASURE_SECONDS = 60.0
+
+
+def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
+    """Raises NotAllowed where a user of a shared daemon asks for a higher priority than is theirs to give."""
+    asked, most = max(spec.resources.priority for spec in specs), ctx.config.queue.limit_of(caller.name).priority
+    if is_admin(ctx, caller) or asked <= most:
+        return
+    hint = f"Lower it, or ask an admin ({admins(ctx)}) for more: queue.users.{caller.name}.priority in config.yaml."
+    raise NotAllowed(f"resources.priority is {asked}; {caller.name}'s runs may have {most} at most", hint=hint)
 
 
 def over_limit(ctx: Context, run: Row) -> str:

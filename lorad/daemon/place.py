@@ -1,4 +1,4 @@
-"""Which queued run goes where: priority, then first come first served; many runs in a pool, as far as it has room.
+"""Which queued run goes where: by priority, then the owners take turns; many runs in a pool, as far as it has room.
 
 A run that finds no room lets others pass that do. But where a run waits for the devices to itself (`exclusive`, or for
 another base), nobody behind it in the queue is placed there any more, and where one waits for room, nobody of a lower
@@ -8,7 +8,8 @@ priority: whoever waits for others to leave is not passed for ever.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -23,7 +24,7 @@ from lorad.daemon.pools import find_or_make, stop_pool
 from lorad.daemon.preempt import make_room
 from lorad.daemon.restart import wait_for_restart
 from lorad.daemon.runtime import fixed_threads, keep_runtime, runtime_of
-from lorad.daemon.tenants import need_of_run, tenants_of
+from lorad.daemon.tenants import active_runs, need_of_run, tenants_of
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.status import Capacity
 from lorad.runtime import Why
@@ -34,16 +35,38 @@ from lorad.store.db import Row
 
 Asked = dict[Devices, tuple[PoolSetup, Why]]
 MOST_ASKED = 4096  # runs
+LOOKED_AT = 32  # runs at the head of the queue for which a pass looks for room, so that it stays short
+TURN = 8  # runs of one user that may work before those of others that wait
+FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 
 
 def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
+    queue = in_turn(ctx, runs.in_states(ctx.store, RunState.QUEUED))
     ctx.wishes = {}
     try:
-        for run in runs.in_states(ctx.store, RunState.QUEUED):
+        for run in queue[:LOOKED_AT]:
             place_run(ctx, run, claims)
     finally:
         ctx.wishes = None
+    for run in queue[LOOKED_AT:]:
+        if run["waiting"] != FAR_BACK:
+            runs.set_fields(ctx.store, run["name"], waiting=FAR_BACK)
+
+
+def in_turn(ctx: Context, queued: Sequence[Row]) -> list[Row]:
+    """The order of the queue: by priority; then owners take turns of TURN runs each, whoever had none for longest
+    first; then by age. So nobody waits until all runs of somebody else are over. `queued` comes by priority and age.
+    """
+    if len({run["owner_uid"] for run in queued}) < 2:
+        return [*queued]
+    ahead, latest = Counter(run["owner_uid"] for run in active_runs(ctx)), runs.latest_starts(ctx.store)
+    turns = []
+    for run in queued:
+        owner = run["owner_uid"]
+        turns.append((-run["priority"], ahead[owner] // TURN, latest.get(owner, 0.0)))
+        ahead[owner] += 1
+    return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
 
 
 def place_run(ctx: Context, run: Row, claims: list[Claim]) -> None:
@@ -146,7 +169,8 @@ def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup
 def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     """By kind, the widest server that anybody in the queue asks for."""
     widest: dict[str, PoolSetup] = {}
-    for run in runs.in_states(ctx.store, RunState.QUEUED):
+    queue = in_turn(ctx, runs.in_states(ctx.store, RunState.QUEUED))
+    for run in queue[:LOOKED_AT]:
         with contextlib.suppress(OSError, msgspec.MsgspecError, SpecError, KeyError):  # it needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:

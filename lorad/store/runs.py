@@ -97,6 +97,13 @@ def in_states(store: Rows, *states: RunState) -> list[Row]:
     return [_shaped(row) for row in store.rows(sql, states)]
 
 
+def latest_starts(store: Rows) -> dict[int, float]:
+    """When each owner's newest attempt began, by uid; Unix time."""
+    sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts JOIN runs ON runs.name = attempts.run
+    GROUP BY owner_uid"""
+    return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
+
+
 def that_serve(store: Rows) -> list[Row]:
     """Those for which a pool is kept up, oldest first."""
     return [_shaped(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
@@ -164,10 +171,15 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
 
 def _refuse_held(store: Rows, name: str) -> None:
     """Raises Conflict while one of its versions is aliased or pinned."""
-    if aliases := [row["alias"] for row in store.rows("SELECT alias FROM aliases WHERE run = ?", (name,))]:
-        told = f"alias {aliases[0]} serves" if len(aliases) == 1 else f"aliases {', '.join(aliases)} serve"
-        hint = f"`lorad swap {aliases[0]} RUN@N` moves it, `lorad aliases {aliases[0]} --remove` ends it."
-        raise Conflict(f"{told} a version of run {name}", hint=hint)
+    sql = """SELECT alias, (aliases.owner_uid NOT IN (-1, runs.owner_uid)) AS is_foreign,
+    (SELECT "by" FROM alias_moves m WHERE m.alias = aliases.alias ORDER BY id DESC LIMIT 1) AS "by"
+    FROM aliases JOIN runs ON runs.name = aliases.run WHERE run = ? ORDER BY alias"""
+    if aliases := store.rows(sql, (name,)):
+        names = ", ".join(row["alias"] + (f" of {row['by']}" if row["is_foreign"] else "") for row in aliases)
+        serve = f"alias {names} serves" if len(aliases) == 1 else f"aliases {names} serve"
+        first = aliases[0]["alias"]
+        hint = f"`lorad swap {first} RUN@N` moves it, `lorad aliases {first} --remove` ends it."
+        raise Conflict(f"{serve} a version of run {name}", hint=hint)
     sql = "SELECT version FROM versions WHERE run = ? AND pinned = 1 ORDER BY version"
     if pinned := [f"{name}@{row['version']}" for row in store.rows(sql, (name,))]:
         raise Conflict(f"pinned: {', '.join(pinned)}", hint=f"`lorad unpin {pinned[0]}` first.")

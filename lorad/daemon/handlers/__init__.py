@@ -78,7 +78,7 @@ ROUTES = (
     ("POST", "/v1/versions/{version}/fork", fork.handle, READ),
     ("GET", "/v1/aliases", aliases.handle, ANY),
     ("POST", "/v1/aliases/{alias}", swap.handle, OWN),
-    ("DELETE", "/v1/aliases/{alias}", remove_alias.handle, OWN),
+    ("DELETE", "/v1/aliases/{alias}", remove_alias.handle, READ),
     ("GET", "/v1/aliases/{alias}/moves", alias_moves.handle, READ),
     ("POST", "/v1/runs/{run}/verify", verify.handle, READ),
     ("POST", "/v1/gc", gc.handle, ANY),

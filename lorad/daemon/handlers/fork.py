@@ -20,6 +20,7 @@ from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
 from lorad.daemon.copying import files_into
 from lorad.daemon.handlers.resume import fitted
 from lorad.daemon.identity import User
+from lorad.daemon.limits import refuse_priority
 from lorad.daemon.making import create, make_directory, refuse_used
 from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.preflight import preflight
@@ -63,6 +64,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     start = begun(ctx, parent, version, body.fresh)
     spec = respecified(ctx, parent, body, start)
     refuse_used(ctx, spec)
+    refuse_priority(ctx, call.caller, spec)
     asked, text = asked_before(ctx, parent), spec_text(parent)
     with in_hand(ctx, version):
         staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
 from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.limits import refuse_priority
 from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.preflight import preflight
 from lorad.daemon.processes import write_json
@@ -50,6 +51,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
     chosen = choose(run, present, body.step)
     spec = changed(before, body.overrides)
+    if spec.resources.priority > before.resources.priority:
+        refuse_priority(ctx, call.caller, spec)
     if chosen:
         spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen["attempt"])))
     steps, done = total(body, run, before), chosen["step"] if chosen else 0

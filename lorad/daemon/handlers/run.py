@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.daemon.context import Context, Request
+from lorad.daemon.limits import refuse_priority
 from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
 from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.preflight import preflight
@@ -36,6 +37,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)
+    refuse_priority(ctx, call.caller, spec)
     facts = await preflight(ctx, spec, body.cwd, call.caller.uid)
     model = facts["model_path"], facts["model_dtype"], facts["parameters"]
     request = Request(body.cwd, body.source, body.overrides, *model, facts)

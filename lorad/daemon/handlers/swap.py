@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.daemon.access import must_own, must_see, of_alias
+from lorad.bounds import ALIASES, FOREIGN_ALIASES
+from lorad.daemon.access import is_admin, must_own, must_see, of_alias
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
 from lorad.daemon.guests import guest, load
@@ -15,7 +16,7 @@ from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.table import write_table
 from lorad.daemon.versions import await_files, check_files, find_version, in_hand, name_of
-from lorad.errors import LoradError, SpecError, StorageError
+from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.protocol.calls import Attestation
 from lorad.store import aliases, runs
 from lorad.store.db import Row
@@ -38,7 +39,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     async with ctx.moving[alias]:
         before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
         must_own(ctx, call.caller, *([of_alias(ctx, before)] if before else []))  # made while this one waited
-        must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
+        must_see(ctx, call.caller, run := runs.get(ctx.store, version["run"]))
+        refuse_many(ctx, call.caller, alias, run)
         with in_hand(ctx, version):
             try:
                 attestation = await prepare(ctx, version)
@@ -60,6 +62,19 @@ def wanted(ctx: Context, alias: str, body: Body) -> Row:
     if body.version is not None:
         return find_version(ctx, body.version)
     return get_version(ctx.store, *aliases.before(ctx.store, alias))
+
+
+def refuse_many(ctx: Context, caller: Caller, alias: str, run: Row) -> None:
+    """Raises Conflict where a user of a shared daemon has as many aliases as one may have, in all or of versions of
+    others."""
+    if is_admin(ctx, caller):
+        return
+    mine = [row for row in aliases.aliases(ctx.store) if row["owner_uid"] == caller.uid and row["alias"] != alias]
+    foreign = [row for row in mine if runs.get(ctx.store, row["run"])["owner_uid"] != caller.uid]
+    if len(mine) >= ALIASES or (run["owner_uid"] != caller.uid and len(foreign) >= FOREIGN_ALIASES):
+        count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
+        hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
+        raise Conflict(f"{caller.name} has {count}", hint=hint)
 
 
 async def prepare(ctx: Context, version: Row) -> Attestation:

@@ -13,6 +13,7 @@ from lorad.daemon.context import Context, Request
 from lorad.daemon.grid import axes_of, points_of
 from lorad.daemon.handlers.sweeps import sweep_view
 from lorad.daemon.identity import User
+from lorad.daemon.limits import refuse_priority
 from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
 from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.pool import setup_for
@@ -53,6 +54,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     name, points = await in_thread(ctx, call.caller.uid, named, fresh_name(ctx), user, body, grid)
     halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
     refuse(ctx, name, points)
+    refuse_priority(ctx, call.caller, *(point.spec for point in points))
     facts = await looked_at(ctx, points, body.cwd, call.caller.uid)
     refuse(ctx, name, points)
     told = split_pools(ctx, points, facts, list(axes))
