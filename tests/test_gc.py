@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from lorad.adapters.directory import discard
 from lorad.daemon import budget, disk
 from lorad.daemon.adopt import adopt
+from lorad.daemon.context import Request
+from lorad.daemon.making import make_directory
 from lorad.daemon.processes import is_locked
 from lorad.daemon.prune import LEFTOVER_SECONDS, doomed
 from lorad.daemon.rubbish import ORPHAN_SECONDS
 from lorad.paths import AttemptDir
+from lorad.specs import convert
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, open_context, serving, until
 
@@ -206,3 +210,22 @@ def test_a_file_that_two_directories_share_counts_once(tmp_path: Path) -> None:
     (tmp_path / "one/file").write_bytes(b"12345")
     os.link(tmp_path / "one/file", tmp_path / "file")
     assert disk.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
+
+
+async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+    ctx = open_context(home)
+    for name in ("grid-1", "grid-2"):
+        make_directory(ctx, convert({"name": name}), "{}", Request("/", "s", [], "m", "float32", 1))
+    (home / "runs" / "worked").mkdir()
+    (home / "runs" / "worked" / "journal.jsonl").touch()
+    with ctx.store.write() as connection:  # as in an old copy of the database
+        connection.execute("DELETE FROM runs")
+    for path in (home / "runs" / "a").iterdir():
+        if path.name not in ("spec.yaml", "spec.json", "request.json"):
+            discard(path) if path.is_dir() else path.unlink()
+    adopt(ctx)
+    assert sorted(path.name for path in (home / "runs").iterdir()) == ["a", "worked"]
+    ctx.store.close()
+    ctx.journal.close()

@@ -8,7 +8,7 @@ import signal
 from lorad.adapters.directory import sweep as sweep_leftovers
 from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context
-from lorad.daemon.handlers.remove import sweep_removed
+from lorad.daemon.handlers.remove import sweep_half_made, sweep_removed
 from lorad.daemon.pools import adopt_pools, look_at_process
 from lorad.daemon.processes import attempts_under
 from lorad.daemon.prune import REMOVED, sweep
@@ -23,6 +23,7 @@ def adopt(ctx: Context) -> None:
     """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one."""
     passable(ctx.runs_root) if ctx.system else ctx.runs_root.mkdir(parents=True, exist_ok=True, mode=0o700)
     sweep_removed(ctx)
+    sweep_half_made(ctx)
     sweep_leftovers(ctx.runs_root)
     adopt_pools(ctx)
     for pool in ctx.pools.values():

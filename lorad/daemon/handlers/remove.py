@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.context import Context
 from lorad.daemon.prune import REMOVED
 from lorad.daemon.request import Call
 from lorad.errors import Conflict
 from lorad.states import RunState
 from lorad.store import runs
+
+log = logging.getLogger("lorad.daemon")
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
@@ -52,3 +57,25 @@ def sweep_removed(ctx: Context) -> None:
             doomed.rename(run["directory"])
         else:
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep_half_made(ctx: Context) -> None:
+    """Delete directories of runs whose making an earlier daemon did not survive.
+
+    Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they are not
+    those of a run that an older copy of the database lacks.
+    """
+    known = {row["name"] for row in ctx.store.rows("SELECT name FROM runs")}
+    found = [path for path in ctx.runs_root.iterdir() if path.name not in known and is_half_made(path)]
+    journal = ctx.home.journal.read_bytes() if found and ctx.home.journal.exists() else b""
+    for path in found:
+        if f'"run":{json.dumps(path.name)}'.encode() not in journal:
+            log.warning("run %s: it was never made whole, and its directory is deleted", path.name)
+            discard(path)
+
+
+def is_half_made(path: Path) -> bool:
+    if path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink() or not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    return bool(names) and names <= {"spec.yaml", "spec.json", "request.json", "request.json.tmp", "origin"}
