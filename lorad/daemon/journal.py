@@ -8,6 +8,7 @@ versions, which had no such lines.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -75,7 +76,10 @@ class DaemonJournal:
                 os.ftruncate(self._fd, size)
                 raise
         except OSError as error:
-            hint = "Nothing was changed. Free some space, and ask again."
+            remedy = "Free some space or inodes (`df -h`, `df -i`)"
+            if error.errno == errno.EROFS:
+                remedy = "The file system became read-only: see `dmesg` why, mount it for writing"
+            hint = f"Nothing was changed. {remedy}, and ask again."
             raise StorageError(f"{self.path}: {error.strerror}", hint=hint) from error
 
 
