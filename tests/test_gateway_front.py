@@ -13,6 +13,7 @@ import pytest
 
 from lorad.config import GatewaySettings
 from lorad.gateway import owners
+from lorad.gateway.access import name_of
 from lorad.gateway.front import fronting
 from lorad.paths import Home
 from lorad.protocol.listener import listen
@@ -57,7 +58,7 @@ async def told(client: aiohttp.ClientSession, body: bytes = ASKED) -> tuple[int,
 
 async def test_a_request_is_passed_on_with_the_version_and_nothing_of_who_asks(home: Path, tmp_path: Path) -> None:
     world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
-    tokens.write_text("ann: correct-horse-battery\n")
+    tokens.write_text(f"{name_of(os.getuid())}: correct-horse-battery\n")
     tokens.chmod(0o600)
     headers = {"Authorization": "Bearer correct-horse-battery", "x-lorad-version": "b@1", "Cookie": "secret"}
     body = HEAD % b"application/json" + b"Content-Length: 2\r\nSet-Cookie: x=1\r\n\r\n{}"
@@ -121,3 +122,20 @@ async def test_who_is_another_user_is_sent_nothing(home: Path, monkeypatch: pyte
     world = Home(home)
     async with owner(world, b"") as seen, front(world) as client:
         assert ((await told(client))[0], seen) == (503, [])
+
+
+async def test_where_owners_alone_see_what_is_theirs_a_token_reaches_nothing_else(home: Path, tmp_path: Path) -> None:
+    world, port, tokens = Home(home), free_port(), tmp_path / "tokens"
+    tokens.write_text("eve: correct-horse-battery\n")
+    tokens.chmod(0o600)
+    url, headers = f"http://127.0.0.1:{port}/v1", {"Authorization": "Bearer correct-horse-battery"}
+    async with front(world, GatewaySettings(port, tokens)), aiohttp.ClientSession(url + "/", headers=headers) as eve:
+        while not listens(port):  # noqa: ASYNC110 (ports are polled)
+            await asyncio.sleep(0.02)
+        async with eve.get("models") as answer:
+            assert (await answer.json())["data"] == []
+        told = []
+        for model in ("bot", "a@2", "none"):
+            async with eve.get(f"models/{model}") as shown, eve.post("completions", json={"model": model}) as asked:
+                told += [(r.status, (await r.text()).replace(model, "")) for r in (shown, asked)]
+    assert {status for status, _ in told} == {404} and len(set(told)) == 1

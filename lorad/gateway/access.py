@@ -33,10 +33,13 @@ Stamp = tuple[int, ...] | None
 
 
 class Access:
-    """tokens: None when there is no TCP. for_all: every user of the machine may ask on the socket."""
+    """tokens: None when there is no TCP. for_all: every user of the machine may ask on the socket.
 
-    def __init__(self, tokens: Path | None, *, for_all: bool = False) -> None:
-        self._tokens, self._for_all = tokens, for_all
+    private: this is the gateway of several owners, each of whom may ask for their own versions alone.
+    """
+
+    def __init__(self, tokens: Path | None, *, for_all: bool = False, private: bool = False) -> None:
+        self._tokens, self._for_all, self._private = tokens, for_all, private
         self._stamp: Stamp = None
         self._digests: Digests = {}
 
@@ -52,6 +55,12 @@ class Access:
                 )
             return name_of(uid_of(peer))
         return self._bearer(request.headers.get("Authorization", ""))
+
+    def sees(self, request: web.Request, owner_uid: int | None) -> bool:
+        """Whether whoever asks may know of a version of this user's. Raises as `owner` does."""
+        if not self._private or owner_uid is None:
+            return True
+        return self.owner(request) in (name_of(owner_uid), name_of(0), name_of(os.geteuid()))
 
     def _bearer(self, header: str) -> str:
         scheme, _, token = header.partition(" ")

@@ -95,7 +95,7 @@ async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
 
 def make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
-    add_models(app, gateway.resolver.table)
+    add_models(app, gateway.resolver.table, gateway.access)
     app.router.add_post("/v1/completions", partial(complete, gateway))
     app.router.add_post("/v1/chat/completions", partial(chat, gateway))
     return app

@@ -20,7 +20,7 @@ from msgspec import Struct
 from lorad.config import GatewaySettings
 from lorad.errors import PoolLost
 from lorad.gateway.access import Access
-from lorad.gateway.errors import ApiError, from_lorad
+from lorad.gateway.errors import ApiError, from_lorad, no_such_model
 from lorad.gateway.guard import EVENT_STREAM, VERSION, arrived, event, guard, send
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
@@ -57,7 +57,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front
     for_all = os.environ.get(FOR_ALL) == "1"
     routes = Routes(home)
     limits = Limits(min(MOST_REQUESTS, files() // FILES_OF_ONE), MOST_OF_ONE)
-    front = Front(routes, Owners(home, routes), Access(settings.tokens, for_all=for_all), limits)
+    front = Front(routes, Owners(home, routes), Access(settings.tokens, for_all=for_all, private=not for_all), limits)
     mode = 0o666 if for_all else 0o600
     try:
         async with listening(make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port):
@@ -78,7 +78,7 @@ def files() -> int:
 
 def make_app(front: Front) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(front.access, front.limits)])
-    add_models(app, front.routes.table)
+    add_models(app, front.routes.table, front.access)
     app.router.add_post("/v1/completions", partial(forward, front))
     app.router.add_post("/v1/chat/completions", partial(forward, front))
     return app
@@ -86,7 +86,9 @@ def make_app(front: Front) -> web.Application:
 
 async def forward(front: Front, request: web.Request) -> web.StreamResponse:
     body = await arrived(request)
-    way = await front.routes.find(model_in(body))
+    way = await front.routes.find(model := model_in(body))
+    if not front.access.sees(request, way.owner_uid):
+        raise no_such_model(model)
     async with front.owners.asked(way, request.path, body) as answer:
         return await passed_on(request, answer)
 

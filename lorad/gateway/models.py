@@ -7,26 +7,34 @@ from typing import Any
 
 from aiohttp import web
 
+from lorad.gateway.access import Access
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.guard import VERSION, answer
-from lorad.gateway.table import Served, Table
+from lorad.gateway.table import Names, Served, Table
 
 
-def add_models(app: web.Application, table: Table) -> None:
-    app.router.add_get("/v1/models", partial(list_models, table))
-    app.router.add_get("/v1/models/{model:.+}", partial(show_model, table))
+def add_models(app: web.Application, table: Table, access: Access) -> None:
+    app.router.add_get("/v1/models", partial(list_models, table, access))
+    app.router.add_get("/v1/models/{model:.+}", partial(show_model, table, access))
 
 
-async def list_models(table: Table, _: web.Request) -> web.Response:
-    """Aliases first, then pinned versions and those that aliases mean."""
+def seen(table: Table, access: Access, request: web.Request) -> Names:
+    """What whoever asks may know of."""
     names = table.names()
-    aliases = [(alias, names.versions[name]) for alias, name in names.aliases.items() if name in names.versions]
+    versions = {name: served for name, served in names.versions.items() if access.sees(request, served.owner_uid)}
+    return Names({alias: name for alias, name in names.aliases.items() if name in versions}, versions)
+
+
+async def list_models(table: Table, access: Access, request: web.Request) -> web.Response:
+    """Aliases first, then pinned versions and those that aliases mean."""
+    names = seen(table, access, request)
+    aliases = [(alias, names.versions[name]) for alias, name in names.aliases.items()]
     models = [model_of(name, served) for name, served in [*aliases, *names.versions.items()]]
     return answer({"object": "list", "data": models})
 
 
-async def show_model(table: Table, request: web.Request) -> web.Response:
-    names, asked = table.names(), request.match_info["model"]
+async def show_model(table: Table, access: Access, request: web.Request) -> web.Response:
+    names, asked = seen(table, access, request), request.match_info["model"]
     served = names.versions.get(names.aliases.get(asked, asked))
     if served is None:
         raise no_such_model(asked)
