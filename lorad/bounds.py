@@ -50,6 +50,11 @@ JSON_BYTES = 64 * MIB  # a JSON file of an adapter or a model
 SECRET_BYTES = 64 * KIB
 SPARSE = 16 * MIB  # holes in files smaller than this hurt nobody
 
+# Chat templates: programs that come with a model
+TEMPLATE_SECONDS = 3.0  # of a processor, for one chat; real ones take a millisecond
+TEMPLATE_MEMORY = 1 * GIB
+TEMPLATE_TEXT = 16 * MIB  # characters of one prompt
+
 
 @dataclass(frozen=True)
 class Bounds:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec_errors import advice, readable, refuse_unknown
@@ -78,17 +79,27 @@ class Algorithm(Part, frozen=True):
 
 
 class Data(Part, frozen=True):
-    """Where prompts come from: a builtin task, a JSONL or Parquet file, or a hub dataset."""
+    """Where prompts come from: a builtin task, a JSONL or Parquet file, or a hub dataset.
+
+    `chat_template_kwargs` are further variables of the model's chat template (`{enable_thinking: false}`); `system` is
+    the system prompt of chats that do not bring their own.
+    """
 
     train: str = "sort"
     eval: str | None = None  # None: the held-out split of a builtin task; files: no eval
     prompts_per_step: Positive = 16
     prompt_key: str = "prompt"
     answer_key: str = "answer"
-    max_prompt_tokens: Positive = 512
+    max_prompt_tokens: Positive = 512  # as the default: or as many as the model has room for
     too_long: Literal["drop", "truncate"] = "drop"
     chat_template: Literal["auto", "never"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}
+    system: str | None = None
     shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
+            raise ValueError("system and chat_template_kwargs need the chat template, and chat_template is never")
 
 
 class RewardSpec(Part, frozen=True):
@@ -251,6 +262,28 @@ def convert(data: Any) -> Spec:
     except msgspec.ValidationError as error:
         message = readable(str(error))
         raise SpecError(message, hint=advice(Spec, message)) from None
+
+
+def fitted(spec: Spec, positions: int) -> Spec:
+    """With prompts that a model of so many positions has room for: the default of data.max_prompt_tokens gives way.
+
+    Raises SpecError when a prompt and its completion do not fit.
+    """
+    given, new = spec.data.max_prompt_tokens, spec.rollout.max_new_tokens
+    if given + new <= positions:
+        return spec
+    if new >= positions:
+        raise SpecError(
+            f"rollout.max_new_tokens: {new} leaves no room for a prompt in the {positions} positions of the model",
+            hint=f"Set it to {positions // 2} or less.",
+        )
+    if given != Data().max_prompt_tokens:
+        raise SpecError(
+            f"data.max_prompt_tokens: {given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has "
+            f"{positions} positions",
+            hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
+        )
+    return replace(spec, data=replace(spec.data, max_prompt_tokens=positions - new))
 
 
 def to_json(spec: Spec) -> bytes:

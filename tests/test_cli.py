@@ -77,11 +77,11 @@ def test_lora_flags_reach_the_spec(made: World) -> None:
     assert (version["rank"], version["alpha"]) == (4, 8)
 
 
-def test_a_flag_with_wildcards_is_text(made: World) -> None:
-    flags = ("--target-modules", "*_proj", "--exclude-modules", "*.mlp.*, lm_head")
+def test_flags_of_modules_are_text_and_all_of_them_count(made: World) -> None:
+    flags = ("--target-modules", "*_proj", "--target-modules", "q_proj", "--exclude-modules", "*.mlp.*, lm_head")
     made.lorad("run", made.spec(), "trainer.steps=1", "--name", "wild", "--wait", *flags)
     lora = made.json("show", "wild")["spec"]["lora"]
-    assert (lora["target_modules"], lora["exclude_modules"]) == ("*_proj", "*.mlp.*, lm_head")
+    assert (lora["target_modules"], lora["exclude_modules"]) == ("*_proj,q_proj", "*.mlp.*, lm_head")
 
 
 def test_run_takes_the_flags_that_users_of_miles_and_vime_know(made: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,33 @@ def test_a_model_without_template_has_no_chat(client: OpenAI, world: World, tmp_
     messages: Any = [{"role": "user", "content": "1"}]
     with pytest.raises(sdk.BadRequestError, match="use /v1/completions"):
         client.chat.completions.create(model="plain", messages=messages)
+
+
+SLOW = (
+    "{% if messages[0].content == 'loop' %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    "{{ messages[0].content }}{{ extra }}"
+)
+
+
+def test_a_template_takes_settings_and_is_cut_when_it_never_ends(client: OpenAI, world: World, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(SLOW)
+    slow = entry(world.running, world.root, world.versions[0], model_path=str(tmp_path / "tiny"))
+    plain = entry(world.running, world.root, world.versions[0])
+    write_table(world.home, {"slow": "sorter@0", "bot": "sorter@1"}, {"sorter@0": slow, "sorter@1": plain})
+
+    def read(content: str, **extra: Any) -> int:
+        messages: Any = [{"role": "user", "content": content}]
+        made = client.chat.completions.create(model="slow", messages=messages, max_tokens=2, extra_body=extra)
+        assert made.usage is not None
+        return made.usage.prompt_tokens
+
+    assert read("7 3", chat_template_kwargs={"extra": "1 2"}) == read("7 3") + 3
+    with ThreadPoolExecutor(1) as others, pytest.raises(sdk.BadRequestError, match="it takes over 3 s"):
+        answer = others.submit(greedy, client, "bot")
+        read("loop")
+    assert answer.result() and read("7 3") == 3  # by another process
 
 
 def test_more_requests_than_are_taken_are_told_to_come_again(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

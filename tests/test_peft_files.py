@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
-from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft, write_peft
+from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_peft
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused
+from lorad.models.directory import weight_files
 from tests.fake_wire import MODULE, digest, write_adapter
+from tests.pool_kit import TINY
 
 Q0, Q1, UP0 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.up_proj"
 SHAPES = {Q0: (6, 4), Q1: (6, 4), UP0: (8, 4), "model.layers.1.mlp.up_proj": (8, 4)}
@@ -231,6 +238,41 @@ def test_a_header_that_claims_gigabytes_is_refused_before_it_is_read(directory: 
     assert "its header claims" in refusal(directory)
 
 
+def hostile_header(directory: Path, shapes: dict[str, tuple[int, int]], size: int) -> None:
+    """A header of F32 tensors of these shapes, one behind the other, and `size` bytes of zeros."""
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, (rows, columns) in shapes.items():
+        start, end = end, end + 4 * rows * columns
+        entries[PEFT_PREFIX + name] = {"dtype": "F32", "shape": [rows, columns], "data_offsets": [start, end]}
+    header = json.dumps(entries).encode()
+    with (directory / WEIGHTS).open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(file.tell() + size)
+
+
+@pytest.mark.parametrize("trick", ["terabytes", "hole", "pipe", "device", "many", "targets", "path"])
+def test_an_attack_by_a_directory_is_refused_before_weights_are_read(trick: str, directory: Path) -> None:
+    a, b = f"{Q0}.lora_A.weight", f"{Q0}.lora_B.weight"
+    weights = directory / WEIGHTS
+    if trick == "terabytes":
+        hostile_header(directory, {a: (2, 10**12), b: (6, 2)}, 64)
+    elif trick == "hole":
+        hostile_header(directory, {a: (2, 1 << 28), b: (6, 2)}, (8 << 28) + 48)
+    elif trick == "many":  # of as many kinds as layers
+        names = [f"model.layers.{i}.k{i}.q_proj.lora_{half}.weight" for i in range(5000) for half in "AB"]
+        hostile_header(directory, dict.fromkeys(names, (2, 2)), 16 * len(names))
+    elif trick in ("targets", "path"):
+        settings(directory, target_modules=["x"] * 10**6 if trick == "targets" else ["../../q_proj"])
+    else:
+        weights.unlink()
+        os.mkfifo(weights) if trick == "pipe" else weights.symlink_to("/dev/zero")
+    tracemalloc.start()
+    refusal(directory)
+    assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_a_missing_file_is_refused_with_its_path(name: str, directory: Path) -> None:
     (directory / name).unlink()
@@ -284,3 +326,37 @@ def test_what_the_stand_ins_of_other_tests_write_is_what_lorad_writes(tmp_path: 
         write(tmp_path / name)
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("lorad", "stand-in")]
     assert files[0] == files[1] and digest(7) == hashlib.sha256(files[0]["adapter_model.safetensors"]).hexdigest()
+
+
+def tiny_with_head(directory: Path, *targets: str, base: Path = TINY, train_head: bool = False) -> Path:
+    """What PEFT saves by itself for an adapter on lm_head or embeddings: their weights beside it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT says that the head is tied, and that it saves the embeddings, too
+        model = AutoModelForCausalLM.from_pretrained(base)
+        adapted = get_peft_model(model, LoraConfig(r=4, target_modules=[*targets], task_type="CAUSAL_LM"))
+        if train_head:
+            adapted.get_output_embeddings().base_layer.weight.data[7, 7] += 1.0
+        adapted.save_pretrained(directory)
+    return directory
+
+
+def test_a_copy_of_the_bases_own_weight_is_passed_over(tmp_path: Path) -> None:
+    source = tiny_with_head(tmp_path, "q_proj", "lm_head")
+    assert outline(source).copies == ("lm_head",)
+    found = read_peft(source, weight_files(TINY))
+    assert {name.split(".lora_")[0] for name in found.tensors} == set(found.config.modules)
+    assert "lm_head" in found.config.modules
+
+
+def test_another_weight_than_the_bases_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    source = tiny_with_head(tmp_path, "q_proj", "lm_head", train_head=True)
+    for base, says in ((weight_files(TINY), "is not that of the base"), ([], "of a base that is not known here")):
+        with pytest.raises(AdapterRefused, match=rf"lm_head\.base_layer\.weight .*{says}") as refused:
+            read_peft(source, base)
+        assert "save_embedding_layers=False" in refused.value.hint
+
+
+def test_an_adapted_embedding_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    with pytest.raises(AdapterRefused, match=r"embed_tokens\.lora_embedding_A adapts an embedding") as refused:
+        outline(tiny_with_head(tmp_path, "q_proj", "embed_tokens"))
+    assert "target_modules of linears alone" in refused.value.hint

@@ -84,6 +84,18 @@ def test_a_backend_may_be_configured(tmp_path: Path, home: Path) -> None:
     check(tmp_path, {"trainer": {"backend": "mine"}, "rollout": {"backend": "mine"}})
 
 
+def test_prompts_are_as_long_as_the_model_has_room_for_unless_told_otherwise(tmp_path: Path) -> None:
+    short = shutil.copytree(resolve("builtin:tiny"), tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    rows = [json.dumps({"prompt": "1" * length, "answer": "1"}) + "\n" for length in (40, 55)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    spec: dict[str, Any] = {"model": {"path": "short"}, "data": {"train": "rows.jsonl", "chat_template": "never"}}
+    assert check(tmp_path, spec).dropped == 1  # of 64 positions, 16 are for the completion
+    with pytest.raises(SpecError, match=r"rollout\.max_new_tokens: 64 leaves no room for a prompt"):
+        check(tmp_path, spec | {"rollout": {"max_new_tokens": 64}})
+
+
 def test_relative_paths_start_where_the_spec_is(tmp_path: Path) -> None:
     shutil.copytree(TINY, tmp_path / "model")
     assert check(tmp_path, {"model": {"path": "./model"}}).model_path == str(tmp_path / "model")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lorad.models.directory import resolve
 from tests.world import World, world
 
 SPEC = """
@@ -123,3 +126,33 @@ def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() ->
         made.lorad("resume", "moved", "--wait")
         assert [pool["threads"] for pool in made.client.pools()] == [2]
         assert made.facts("moved") == made.facts("calm")
+
+
+CHATS = """
+model: {path: model}
+algorithm: {group_size: 2}
+data: {train: rows.jsonl, eval: rows.jsonl, prompts_per_step: 2, system: "S:", chat_template_kwargs: {end: "="}}
+trainer: {steps: 2}
+rollout: {max_new_tokens: 12, stop: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]}
+eval: {every: 2, problems: 2}
+checkpoint: {every: 1}
+"""
+CLOCK = "{{ strftime_now('%H%M%S%f') }}{{ messages[0].content }}{{ messages[1].content }}{{ end }}"
+
+
+def test_prompts_of_a_resume_have_the_first_date_and_rewards_see_no_stop_string(
+    undisturbed: tuple[World, dict[str, Any]],
+) -> None:
+    made, _ = undisturbed
+    shutil.copytree(resolve("builtin:tiny"), made.root / "model")
+    (made.root / "model" / "chat_template.jinja").write_text(CLOCK)
+    rows = [json.dumps({"prompt": digits, "answer": ""}) for digits in ("4821", "73")]
+    (made.root / "rows.jsonl").write_text("\n".join(rows))
+    made.run("dated", text=CHATS)
+    made.lorad("resume", "dated", "--steps", "4", "--wait")
+    samples = [sample for step in (1, 4) for sample in made.client.samples("dated", step=step)]
+    assert len({sample["prompt"] for sample in samples}) == 2  # the time of each is that of the other attempt
+    assert all(sample["prompt"].endswith(("S:4821=", "S:73=")) for sample in samples)
+    stopped = [sample for sample in samples if sample["finish"] == "stop"]
+    assert not any(set("0123456789") & set(sample["completion"]) for sample in stopped)
+    assert {sample["reward"] for sample in stopped if not sample["completion"]} == {1.0}

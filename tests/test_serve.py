@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.adapters.peft import write_peft
+from lorad.adapters.peft import read_peft, write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, serving, submit, until, until_state
+from tests.test_peft_files import tiny_with_head
 from tests.world import world
 
 MODULES = ("model.layers.0.self_attn.q_proj",)
@@ -137,6 +140,55 @@ async def test_an_adapter_that_does_not_fit_is_refused(home: Path, tmp_path: Pat
             await serve(api, good=adapter_in(tmp_path / "good"), bad=make(tmp_path / "bad"))
         assert "adapter bad" in refused.value.message and refused.value.hint
         assert nothing_is_left(api) and not api.ctx.pools
+
+
+async def test_an_adapter_with_a_copy_of_the_bases_head_is_served(home: Path, tmp_path: Path) -> None:
+    base = untied(tmp_path / "base")
+    source = tiny_with_head(tmp_path / "bot", "q_proj", "lm_head", base=base)
+    async with serving(home) as api:
+        await serve(api, model=str(base), bot=source)
+        (version,) = await api("adapters", "bot")
+        assert "lm_head" in read_peft(Path(version["path"])).config.modules
+        tiny_with_head(tmp_path / "other", "q_proj", "lm_head", base=base, train_head=True)
+        with pytest.raises(AdapterRefused, match=r"adapter other .* is not that of the base"):
+            await serve(api, model=str(base), other=tmp_path / "other")
+        with pytest.raises(AdapterRefused, match="lm_head of the base is its embedding and no linear"):
+            await serve(api, tied=tiny_with_head(tmp_path / "tied", "lm_head"))
+
+
+def untied(directory: Path) -> Path:
+    shutil.copytree(resolve("builtin:tiny"), directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, tie_word_embeddings=False)
+    model.save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    return directory
+
+
+async def test_a_base_of_a_short_context_is_served_with_what_it_has(home: Path, tmp_path: Path) -> None:
+    short = shortened(tmp_path / "short")
+    async with serving(home) as api:
+        await serve(api, model=str(short), bot=adapter_in(tmp_path / "bot"))
+        spec = (await api("show", "bot"))["spec"]
+        assert (spec["data"]["max_prompt_tokens"], spec["rollout"]["max_new_tokens"]) == (48, 16)
+        with pytest.raises(SpecError, match=r"data\.max_prompt_tokens: 60 with rollout\.max_new_tokens 16"):
+            await serve(api, "data.max_prompt_tokens=60", model=str(short), other=tmp_path / "bot")
+
+
+def shortened(directory: Path) -> Path:
+    shutil.copytree(resolve("builtin:tiny"), directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    return directory
+
+
+async def test_what_does_not_fit_the_base_is_refused_by_its_header(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.adapters.peft.read_tensors", lambda *_: pytest.fail("its weights were read"))
+    async with serving(home) as api:
+        with pytest.raises(AdapterRefused, match="the base has no linear"):
+            await serve(api, bad=other_base(tmp_path / "bad"))
 
 
 async def test_a_name_that_means_something_else_is_refused(home: Path, tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from lorad.errors import DaemonUnreachable, SpecError
 
 app = typer.Typer(add_completion=False)
 
+SEVERAL = "; give it several times, or names with commas"
 SIZE_LIMIT = 1 << 20  # bytes; an endless file is read no further
 
 
-def option(flag: str, key: str) -> typer.models.OptionInfo:
-    return typer.Option(flag, help=f"Same as {key}=…", show_default=False)  # type: ignore[no-any-return]
+def option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
+    return typer.Option(flag, help=f"Same as {key}=…{more}", show_default=False)  # type: ignore[no-any-return]
 
 
 @app.command()
@@ -41,8 +42,8 @@ def run(
     alpha: Annotated[float | None, option("--lora-alpha", "lora.alpha")] = None,
     dropout: Annotated[float | None, option("--lora-dropout", "lora.dropout")] = None,
     lora_type: Annotated[str | None, option("--lora-type", "lora.type")] = None,
-    targets: Annotated[str | None, option("--target-modules", "lora.target_modules")] = None,
-    excludes: Annotated[str | None, option("--exclude-modules", "lora.exclude_modules")] = None,
+    targets: Annotated[list[str] | None, option("--target-modules", "lora.target_modules", SEVERAL)] = None,
+    excludes: Annotated[list[str] | None, option("--exclude-modules", "lora.exclude_modules", SEVERAL)] = None,
     adapter_path: Annotated[str | None, option("--lora-adapter-path", "lora.adapter_path")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,8 +55,8 @@ def run(
         "lora.alpha": alpha,
         "lora.dropout": dropout,
         "lora.type": lora_type,
-        "lora.target_modules": targets,
-        "lora.exclude_modules": excludes,
+        "lora.target_modules": together(targets),
+        "lora.exclude_modules": together(excludes),
         "lora.adapter_path": adapter_path,
     }
     given = [f"{key}={as_yaml(value)}" for key, value in flags.items() if value is not None]
@@ -73,6 +74,13 @@ def run(
         return
     over = follow(client, started["name"], quiet=as_json)
     conclude(over, as_json=as_json)
+
+
+def together(values: list[str] | None) -> str | None:
+    """What an option that may be given several times says: names with commas, or the one list in brackets."""
+    if not values or len(values) == 1:
+        return values[0] if values else None
+    return ",".join(value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values)
 
 
 def as_yaml(value: str | float) -> str | float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -37,6 +37,18 @@ class AdapterConfig(Struct, frozen=True):
     @property
     def scale(self) -> float:
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class Outline(NamedTuple):
+    """What a PEFT directory says of its adapter: nothing of the weights is read but their header.
+
+    shapes: of its tensors, by logical name. copies: modules whose weight in the base lies beside them, as PEFT saves it
+    for an adapter on lm_head.
+    """
+
+    config: AdapterConfig
+    shapes: dict[str, tuple[int, ...]]
+    copies: tuple[str, ...] = ()
 
 
 class Adapter(Struct, frozen=True, dict=True):

@@ -10,23 +10,28 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig
+from lorad.adapters.adapter import PEFT_PREFIX, Adapter, AdapterConfig, Outline
 from lorad.adapters.directory import FileFact
-from lorad.adapters.targets import entry_matches, leaf
-from lorad.adapters.tensors import read_tensors
+from lorad.adapters.targets import HEAD, entry_matches, leaf
+from lorad.adapters.tensors import find_tensor, read_shapes, read_tensors, same_values
 from lorad.bounds import JSON_BYTES
 from lorad.errors import AdapterRefused
 from lorad.files import read_file
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
+MOST_COMPARED = 1 << 20  # names with target_modules; an adapter of 200 layers with 7 targets compares 10,000
+COPY = ".base_layer.weight"
+TIED = (
+    "model.embed_tokens",
+    "embed_tokens",
+    "transformer.wte",
+)  # whose weight lm_head has, where it has none of its own
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
@@ -63,31 +68,62 @@ def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, 
     return {WEIGHTS: FileFact(adapter.digest(), size), CONFIG: FileFact(sha256, len(config))}
 
 
-def read_peft(directory: Path) -> Adapter:
-    """The adapter of a PEFT directory, upcast to fp32.
-
-    Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like, damaged files,
-    ranks that contradict the configuration, and modules of which a half or a layer is missing.
-    """
+def outline(directory: Path) -> Outline:
+    """Raises AdapterRefused (the file, the part and the way out) for pickled weights, DoRA and its like, damaged files,
+    ranks that contradict the configuration, and modules of which a half or a layer is missing."""
     for name in (CONFIG, WEIGHTS):
         _refuse_outside(directory, directory / name)
     weights = _weights(directory)
     settings = _read_settings(directory)
-    tensors = read_tensors(weights)
-    named = {_logical(name, directory): array for name, array in tensors.items()}
+    shapes = read_shapes(weights)
+    copies = tuple(sorted(name.removeprefix(PEFT_PREFIX).removesuffix(COPY) for name in shapes if name.endswith(COPY)))
+    named = {_logical(name, directory): shape for name, shape in shapes.items() if not name.endswith(COPY)}
     modules = _paired_modules(named, directory)
     _check_ranks(named, settings["r"], directory)
     _check_targets(modules, settings, directory)
-    return Adapter(
-        config=AdapterConfig(
-            rank=settings["r"],
-            alpha=float(settings["lora_alpha"]),
-            modules=modules,
-            rslora=bool(settings.get("use_rslora")),
-            dropout=float(settings.get("lora_dropout") or 0.0),
-        ),
-        tensors={name: named[name] for name in sorted(named)},
+    config = AdapterConfig(
+        rank=settings["r"],
+        alpha=float(settings["lora_alpha"]),
+        modules=modules,
+        rslora=bool(settings.get("use_rslora")),
+        dropout=float(settings.get("lora_dropout") or 0.0),
     )
+    return Outline(config, named, copies)
+
+
+def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
+    """The adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is for; None: what
+    it copied of them was compared before.
+
+    Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's own.
+    """
+    found = outline(directory)
+    if base is not None:
+        for module in found.copies:
+            _refuse_other_weight(directory / WEIGHTS, module, base)
+    tensors = read_tensors(directory / WEIGHTS, {PEFT_PREFIX + name for name in found.shapes})
+    named = {name.removeprefix(PEFT_PREFIX): array for name, array in tensors.items()}
+    if {name: array.shape for name, array in named.items()} != found.shapes:
+        raise AdapterRefused(f"{directory / WEIGHTS}: it was changed while it was read", hint="try again")
+    return Adapter(config=found.config, tensors={name: named[name] for name in sorted(named)})
+
+
+def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> None:
+    """The copy of a weight that the base has says nothing new; another one would change the base itself."""
+    names = [f"{module}.weight"] + [f"{tied}.weight" for tied in TIED if leaf(module) == HEAD]
+    copy = f"{PEFT_PREFIX}{module}{COPY}"
+    try:
+        there = [(path, name) for name in names if (path := find_tensor(base, name))]
+        is_own = bool(there) and same_values(weights, copy, there[0][0], there[0][1])
+    except OSError as error:
+        raise AdapterRefused(f"{error.filename}: not readable: {error.strerror}", hint="check its mode") from error
+    if not is_own:
+        told = "is not that of the base" if there else "is a weight of a base that is not known here"
+        raise AdapterRefused(
+            f"{weights}: {copy} {told}",
+            hint="only adapters are loaded, never weights of the base: train with these frozen, and save with "
+            "save_pretrained(…, save_embedding_layers=False)",
+        )
 
 
 @cache
@@ -125,7 +161,8 @@ def _target_names(modules: tuple[str, ...]) -> list[str]:
 def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
     """The modules that `targets` name when every layer has what any layer has."""
     numbers = {found.group() for module in modules if (found := _LAYER.search(module))}
-    everywhere = {_LAYER.sub(number, module) for module in modules for number in numbers} | set(modules)
+    kinds = {_LAYER.sub("*", module): module for module in modules}.values()
+    everywhere = {_LAYER.sub(number, module) for module in kinds for number in numbers} | set(modules)
     return {module for module in everywhere if any(entry_matches(target, module) for target in targets)}
 
 
@@ -190,13 +227,16 @@ def is_pickle(path: Path) -> bool:
 def _logical(name: str, directory: Path) -> str:
     if name.startswith(PEFT_PREFIX) and _KEY.fullmatch(name):
         return name.removeprefix(PEFT_PREFIX)
+    if "lora_embedding_" in name:
+        advice = "train it with target_modules of linears alone: all-linear, or names without the embeddings"
+        raise AdapterRefused(f"{directory / WEIGHTS}: {name} adapts an embedding", hint=advice)
     expected = f"{PEFT_PREFIX}<module>.lora_A.weight or …lora_B.weight"
     raise AdapterRefused(
         f"{directory / WEIGHTS}: {name} is no LoRA weight ({expected})", hint="save it with peft's save_pretrained"
     )
 
 
-def _paired_modules(tensors: Mapping[str, np.ndarray], directory: Path) -> tuple[str, ...]:
+def _paired_modules(tensors: Iterable[str], directory: Path) -> tuple[str, ...]:
     halves: dict[str, set[str]] = {}
     for name in tensors:
         found = _KEY.fullmatch(name)
@@ -211,12 +251,12 @@ def _paired_modules(tensors: Mapping[str, np.ndarray], directory: Path) -> tuple
     return tuple(sorted(halves))
 
 
-def _check_ranks(tensors: Mapping[str, np.ndarray], rank: int, directory: Path) -> None:
-    for name, array in tensors.items():
+def _check_ranks(shapes: Mapping[str, tuple[int, ...]], rank: int, directory: Path) -> None:
+    for name, shape in shapes.items():
         axis = 0 if ".lora_A." in name else 1
-        if array.ndim != 2 or array.shape[axis] != rank:
+        if len(shape) != 2 or shape[axis] != rank:
             raise AdapterRefused(
-                f"{directory / WEIGHTS}: {name} has shape {list(array.shape)} but {CONFIG} says r = {rank}",
+                f"{directory / WEIGHTS}: {name} has shape {list(shape)} but {CONFIG} says r = {rank}",
                 hint="the two files are not of the same adapter: export it again",
             )
 
@@ -227,6 +267,16 @@ def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], direct
     if not isinstance(listed, list):
         return
     targets = [str(target) for target in listed]
+    kinds = {_LAYER.sub("*", module) for module in modules}
+    layers = {found.group() for module in modules if (found := _LAYER.search(module))}
+    if (
+        len(kinds) * max(len(layers), 1) * (len(targets) + (len(excluded) if isinstance(excluded, list) else 0))
+        > MOST_COMPARED
+    ):
+        raise AdapterRefused(
+            f"{directory / CONFIG}: {len(targets)} target_modules for {len(modules)} modules are no adapter's",
+            hint="export the adapter again",
+        )
     skipped = _named_by([str(name) for name in excluded], modules) if isinstance(excluded, list) else set()
     for target in targets:
         if not any(entry_matches(target, module) for module in modules):

@@ -10,10 +10,11 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from lorad.errors import AdapterRefused
 from lorad.files import open_file, refuse_sparse
 
 DIMENSIONS = 8
+SLICE = 1 << 22  # values of two tensors that are compared at a time
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16"}
 ALIGNMENT = 8  # bytes; the data begins at a multiple
@@ -48,12 +50,62 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
     return struct.pack("<Q", len(text)) + text, list(header)[1:]
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of `path` as a fp32 array that cannot be written to.
+class Entry(NamedTuple):
+    """What the header says of one tensor. start, end: its bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of `path`, by its header alone, whose claims all fit the file. Raises AdapterRefused."""
+    with _opened(path) as (_, entries):
+        return {name: entry.shape for name, entry in entries.items()}
+
+
+def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """The tensors of `path`, or those of `names`, as fp32 arrays that cannot be written to.
 
     Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names the file
     and the tensor.
     """
+    with _opened(path) as (file, entries):
+        wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
+        return {name: _array(entry, _bytes_of(file, entry, path, name)) for name, entry in wanted.items()}
+
+
+def find_tensor(paths: Iterable[Path], name: str) -> Path | None:
+    """The file of a base that has the tensor `name`. Raises AdapterRefused and OSError."""
+    for path in paths:
+        with open_file(path) as file:
+            if name in _read_header(file, os.fstat(file.fileno()).st_size, path):
+                return path
+    return None
+
+
+def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
+    """Whether the tensor `name` of an adapter's file is, in fp32, `base_name` in a file of its base.
+
+    Little of both is in memory at a time. Raises AdapterRefused and OSError.
+    """
+    with _opened(path) as (file, entries), open_file(base) as other:
+        header = _read_header(other, os.fstat(other.fileno()).st_size, base)
+        entry, start = entries[name], other.tell()
+        (low, high), theirs = _span(header[base_name], base, base_name), header[base_name]
+        if entry.shape != tuple(theirs["shape"]):
+            return False
+        there = Entry(theirs["dtype"], entry.shape, start + low, start + high)
+        for first in range(0, math.prod(entry.shape), SLICE):
+            pieces = (_slice(file, entry, first, path, name), _slice(other, there, first, base, base_name))
+            if not np.array_equal(*pieces, equal_nan=True):
+                return False
+    return True
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Entry]]]:
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -63,11 +115,30 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
             header = _read_header(file, size, path)
             spans = {name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"}
             _check_cover(list(spans.values()), size - file.tell(), path)
-            data = memoryview(file.read(size - file.tell()))
+            begin = file.tell()
+            entries = {
+                name: Entry(header[name]["dtype"], tuple(header[name]["shape"]), begin + start, begin + end)
+                for name, (start, end) in spans.items()
+            }
+            yield file, entries
     except OSError as error:
         raise AdapterRefused(f"{path}: not readable: {error.strerror}", hint="check the path and its mode") from error
-    _check_cover(list(spans.values()), len(data), path)  # it may have been cut meanwhile
-    return {name: _array(header[name], data[start:end]) for name, (start, end) in spans.items()}
+
+
+def _bytes_of(file: BinaryIO, entry: Entry, path: Path, name: str) -> memoryview:
+    file.seek(entry.start)
+    data = file.read(entry.end - entry.start)
+    if len(data) != entry.end - entry.start:
+        raise AdapterRefused(f"{path}: {name} was cut while it was read", hint=DAMAGED)
+    return memoryview(data)
+
+
+def _slice(file: BinaryIO, entry: Entry, first: int, path: Path, name: str) -> np.ndarray:
+    """SLICE values from number `first` on, or those that are left."""
+    count, size = min(SLICE, math.prod(entry.shape) - first), ITEM_BYTES[entry.dtype]
+    start = entry.start + first * size
+    part = Entry(entry.dtype, (count,), start, start + count * size)
+    return _array(part, _bytes_of(file, part, path, name))
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
@@ -120,12 +191,12 @@ def _check_cover(spans: list[tuple[int, int]], size: int, path: Path) -> None:
         raise AdapterRefused(f"{path}: its tensors take {position} bytes but it has {size}", hint=DAMAGED)
 
 
-def _array(entry: Any, data: memoryview) -> np.ndarray:
-    if entry["dtype"] == "BF16":  # the upper half of a float32
+def _array(entry: Entry, data: memoryview) -> np.ndarray:
+    if entry.dtype == "BF16":  # the upper half of a float32
         bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         values = bits.view(np.float32)
     else:
-        values = np.frombuffer(data, "<f4" if entry["dtype"] == "F32" else "<f2")
+        values = np.frombuffer(data, "<f4" if entry.dtype == "F32" else "<f2")
         values = np.require(values, np.float32, "A")
     values.flags.writeable = False
-    return values.reshape(entry["shape"])
+    return values.reshape(entry.shape)

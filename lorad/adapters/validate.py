@@ -5,11 +5,12 @@ SGLang dies of a wrong width at the first request; vLLM serves it; one NaN adapt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
+from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import AdapterRefused
 
 OTHER_BASE = "was it made for another base?"
@@ -20,30 +21,33 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
     `shapes`: (out, in) of every linear of the base by logical name. Nothing is changed.
     """
-    wanted = expected_shapes(adapter.config, shapes)
-    _check_keys(adapter, wanted)
-    _check_shapes(adapter, wanted)
+    wanted = refuse_unfit(Outline(adapter.config, {name: t.shape for name, t in adapter.tensors.items()}), shapes)
+    for name in wanted:
+        if (dtype := adapter.tensors[name].dtype) != np.float32:
+            _refuse(f"{name} is {dtype}, not float32", "export it in fp32")
     if not adapter.is_finite():
         name = next(name for name in wanted if not np.isfinite(adapter.tensors[name]).all())
         bad = _count(adapter.tensors[name])
         _refuse(f"{name} holds {bad}", "lower the learning rate, or start from an earlier version")
 
 
-def _check_shapes(adapter: Adapter, wanted: Mapping[str, tuple[int, int]]) -> None:
+def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`: before any weight
+    is read."""
+    wanted = expected_shapes(found.config, shapes)
+    _check_keys(found.shapes.keys(), wanted)
     for name, shape in wanted.items():
-        tensor = adapter.tensors[name]
-        if tensor.shape != shape:
-            _refuse(
-                f"{name} has shape {list(tensor.shape)}, the base needs {list(shape)}", "was it made for another base?"
-            )
-        if tensor.dtype != np.float32:
-            _refuse(f"{name} is {tensor.dtype}, not float32", "export it in fp32")
+        if (there := found.shapes[name]) != shape:
+            _refuse(f"{name} has shape {list(there)}, the base needs {list(shape)}", OTHER_BASE)
+    return wanted
 
 
 def expected_shapes(config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """The shape of every tensor that an adapter of `config` has. Raises AdapterRefused for an unknown module."""
     expected: dict[str, tuple[int, int]] = {}
     for module in config.modules:
+        if module not in shapes and leaf(module) == HEAD:
+            _refuse(f"{module} of the base is its embedding and no linear", "train without lm_head in target_modules")
         if module not in shapes:
             _refuse(f"the base has no linear {module}", OTHER_BASE)
         out, width = shapes[module]
@@ -52,12 +56,12 @@ def expected_shapes(config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]
     return expected
 
 
-def _check_keys(adapter: Adapter, wanted: Mapping[str, tuple[int, int]]) -> None:
+def _check_keys(there: Collection[str], wanted: Mapping[str, tuple[int, int]]) -> None:
     if not wanted:
         _refuse("it adapts no module", "name some in lora.target_modules")
-    if missing := sorted(set(wanted) - set(adapter.tensors)):
+    if missing := sorted(set(wanted) - set(there)):
         _refuse(f"{missing[0]} is missing ({len(missing)} of {len(wanted)} tensors)", "export it again")
-    if extra := sorted(set(adapter.tensors) - set(wanted)):
+    if extra := sorted(set(there) - set(wanted)):
         _refuse(f"{extra[0]} belongs to none of its modules ({len(extra)} such tensors)", "export it again")
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
 from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
-from lorad.adapters.peft import CONFIG, write_peft
+from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.targets import leaf, match_modules
-from lorad.adapters.validate import validate
+from lorad.adapters.validate import refuse_unfit, validate
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import base_in
 from lorad.daemon.belongings import make_run, refuse_strange_journal
@@ -32,6 +32,7 @@ from lorad.daemon.processes import write_json
 from lorad.daemon.request import Caller
 from lorad.daemon.versions import heard
 from lorad.errors import Conflict
+from lorad.models.directory import weight_files
 from lorad.models.facts import read_facts
 from lorad.paths import RunDir
 from lorad.protocol.calls import Attestation
@@ -100,15 +101,18 @@ def refuse_taken(ctx: Context, name: str, model: str) -> None:
         raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
 
 
-def checked(adapter: Adapter, trainer: str, model_path: Path) -> list[str]:
-    """The shortest names for its modules. Works for a while.
+def read(source: Path, told: Outline, trainer: str, model_path: Path) -> tuple[Adapter, list[str]]:
+    """The adapter, and the shortest names for its modules. Works for a while.
 
-    Raises AdapterRefused unless it is whole, finite and made for this base.
+    Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
     """
     shapes = targets_of(trainer, read_facts(model_path).linears)
+    refuse_unfit(told, shapes)
+    adapter = read_peft(source, weight_files(model_path))
     validate(adapter, shapes)
     leaves = sorted({leaf(module) for module in adapter.config.modules})
-    return leaves if match_modules(shapes, leaves) == adapter.config.modules else [*adapter.config.modules]
+    names = leaves if match_modules(shapes, leaves) == adapter.config.modules else [*adapter.config.modules]
+    return adapter, names
 
 
 def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Sequence[str]) -> Spec:

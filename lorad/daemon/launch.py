@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 
 from lorad.daemon.as_user import as_user
@@ -49,6 +50,7 @@ def start_driver(ctx: Context, run: Row) -> None:
         "origin": run["origin"] or "",
         "start_from": start_of(run),
         "bases": request.bases,
+        "date": datetime.fromtimestamp(run["created_at"]).isoformat(),
     }
     write_json(attempt.spec, json.loads(run["spec"]))
     hand_over(attempt, {"params.json": params, attempt.spec.name: json.loads(run["spec"])}, user)

@@ -21,12 +21,14 @@ from lorad.driver.session import Session, State, StopFlag, load_spec
 from lorad.driver.trainers import needs_base
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
 from lorad.paths import AttemptDir, RunDir
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EndFact, JournalWriter
 from lorad.protocol.structs import learn_structs
 from lorad.rl.data import load_data, load_eval
 from lorad.rl.tokenizer import Tokenizer
+from lorad.specs import fitted
 
 JOURNAL_LOST = 74  # EX_IOERR
 
@@ -88,11 +90,14 @@ def open_session(
     """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
     HEART.work("begin")
     spec, cwd = load_spec(run_dir, params), Path(params.cwd)
-    tokenizer = Tokenizer(resolve(spec.model.path, any_architecture=not needs_base(spec)))
+    directory = resolve(spec.model.path, any_architecture=not needs_base(spec))
+    spec = fitted(spec, read_facts(directory).max_positions)
+    tokenizer = Tokenizer(directory, date=params.date)
     HEART.progress()
     train_data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     HEART.progress()
     eval_data = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
+    tokenizer.close()  # all prompts are rendered
     rewarder = stack.enter_context(Rewarder(spec.reward_spec, cwd))
     pool = connect(params, stop)
     if pool is None:

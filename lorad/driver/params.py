@@ -16,7 +16,8 @@ class Params(Struct, frozen=True):
     number that no version of this name ever had, not even of a run that was removed. `spec`: the file of the attempt's
     resolved spec; None: the run's. origin: `run@version` that it was forked from, or ""; `start_from`: the directory of
     the checkpoint that it begins with while it has none of its own; `bases`: what was told, the newest first, of the
-    base that its first weights were made on.
+    base that its first weights were made on. date: when the run was made, in ISO 8601, which is what chat templates
+    take for the present in every attempt; None: the present.
     """
 
     run: str
@@ -33,6 +34,7 @@ class Params(Struct, frozen=True):
     origin: str = ""
     start_from: str | None = None
     bases: list[dict[str, Any]] = []
+    date: str | None = None
 
 
 def read(attempt_dir: Path) -> Params:

@@ -108,7 +108,7 @@ def _rollout(session: Session, kept: Kept, examples: list[Example]) -> Rollout:
     cuts = np.cumsum(kept.lengths)[:-1]
     tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
     logprobs = np.split(np.frombuffer(kept.logprobs, "<f4").astype(np.float32), cuts)
-    texts = [session.tokenizer.decode(part.tolist()) for part in tokens]
+    texts = [session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) for part in tokens]
     columns = enumerate(zip(tokens, logprobs, kept.finishes, texts, strict=True))
     samples = [Sample(examples[i // size], i % size, version, *column) for i, column in columns]
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]

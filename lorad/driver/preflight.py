@@ -17,9 +17,9 @@ from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.adapters.peft import read_peft
+from lorad.adapters.peft import outline, read_peft
 from lorad.adapters.targets import leaf, match_modules
-from lorad.adapters.validate import expected_shapes, validate
+from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
 from lorad.config import Backend, Config, backends_of
 from lorad.config import load as load_config
 from lorad.driver.backends import check_backends, server_check
@@ -44,7 +44,7 @@ from lorad.paths import Home, default_home
 from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import Spec, convert
+from lorad.specs import Spec, convert, fitted
 from lorad.trainers.setup import targets_of
 
 Shapes = dict[str, tuple[int, int]]
@@ -116,8 +116,8 @@ def preflight(
     shapes = targets_of(spec.trainer.backend, model.linears)
     adapter = adapter_config(spec, shapes)
     check_fused(spec, adapter)
-    check_adapter(spec, adapter, shapes, cwd)
-    check_length(spec, model.max_positions)
+    check_adapter(spec, adapter, shapes, cwd, directory)
+    spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
     needed = 0 if warm else base_memory(spec, model, device)
     needed += size * 4 * SLOT_COPIES
@@ -168,12 +168,14 @@ def adapter_config(spec: Spec, shapes: Shapes) -> AdapterConfig:
     return AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout)
 
 
-def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path) -> None:
+def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, model: Path) -> None:
     """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
     if spec.lora.adapter_path is None:
         return
     try:
-        found = read_peft(cwd / Path(spec.lora.adapter_path).expanduser())
+        source = cwd / Path(spec.lora.adapter_path).expanduser()
+        refuse_unfit(outline(source), shapes)
+        found = read_peft(source, weight_files(model))
         validate(found, shapes)
     except AdapterRefused as error:
         raise SpecError(f"lora.adapter_path: {error.message}", hint=error.hint) from error
@@ -192,16 +194,6 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path) 
 
 
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
-
-
-def check_length(spec: Spec, there: int) -> None:
-    wanted = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
-    if wanted > there:
-        raise SpecError(
-            f"data.max_prompt_tokens: {spec.data.max_prompt_tokens} with rollout.max_new_tokens "
-            f"{spec.rollout.max_new_tokens} is {wanted} tokens, the model has {there} positions",
-            hint="Lower one of the two.",
-        )
 
 
 def check_weights(directory: Path) -> None:

@@ -117,7 +117,7 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
             f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log tells more"
         )
     tokens, logprobs = _joined([c.tokens for c in chunks]), _joined([c.logprobs for c in chunks])
-    text = session.tokenizer.decode(tokens.tolist())
+    text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     return Sample(example, index, last.version, tokens, logprobs, last.finish, text)
 
 

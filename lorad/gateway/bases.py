@@ -15,11 +15,15 @@ from lorad.rl.tokenizer import Tokenizer
 
 
 class Base:
-    """Raises SpecError when the model's directory is not usable."""
+    """Raises SpecError when the model's directory is not usable.
+
+    rendering: held while its chat template is, so that requests of a slow one wait without a thread each.
+    """
 
     def __init__(self, directory: Path) -> None:
         facts = read_facts(directory)
         self.tokenizer = Tokenizer(directory)
+        self.rendering = asyncio.Lock()
         self.vocab, self.max_positions = facts.vocab, facts.max_positions
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from lorad.errors import EngineGone, NotFound, PoolLost
 from lorad.gateway.bases import Base, Bases, Peers
 from lorad.gateway.limits import POOL_SECONDS
-from lorad.gateway.params import Wish
+from lorad.gateway.params import ChatWish, Wish
 from lorad.gateway.prompts import new_tokens, prompts
 from lorad.gateway.resolve import Resolver
 from lorad.gateway.table import Served
@@ -145,13 +145,21 @@ class Generator:
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
         base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
-        tokens = asked.tokenize(base) if asked.size < INLINE else await asyncio.to_thread(asked.tokenize, base)
+        tokens = await tokenized(wish, asked, base)
         most = new_tokens(wish, tokens, base, peer.max_tokens)
         made = prompts(wish, tokens)
         sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
         items = peer.connection.stream("serve", Generate(served.name, made, sampling))
         first = await following(items)
         return Generation(served, made, completions(base, wish, len(made)), first, items, counted, wish.n)
+
+
+async def tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
+    """The prompts. Raises what `asked.tokenize` raises."""
+    if isinstance(wish, ChatWish):
+        async with base.rendering:
+            return await asyncio.to_thread(asked.tokenize, base)
+    return asked.tokenize(base) if asked.size < INLINE else await asyncio.to_thread(asked.tokenize, base)
 
 
 def completions(base: Base, wish: Wish, count: int) -> list[Completion]:

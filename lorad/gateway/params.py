@@ -94,7 +94,10 @@ class CompletionWish(Wish, frozen=True, kw_only=True):
 
 
 class ChatWish(Wish, frozen=True, kw_only=True):
+    """chat_template_kwargs: further variables of the chat template, as vLLM takes them."""
+
     messages: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any] = {}
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool = False
 

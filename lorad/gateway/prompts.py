@@ -40,7 +40,8 @@ def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
         raise refused("messages", "there are none.")
     if not base.tokenizer.has_chat_template:
         raise ApiError(400, "This model has no chat template: use /v1/completions.", param="messages")
-    return [base.tokenizer.encode(base.tokenizer.chat([message(given) for given in wish.messages]))]
+    text = base.tokenizer.chat([message(given) for given in wish.messages], wish.chat_template_kwargs)
+    return [base.tokenizer.encode(text)]
 
 
 def message(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A process whose event loop does not come round any more ends itself, and its log has the stacks.
 
-A template of a user's may loop for ever, and hold the interpreter all the while: a thread in C watches.
+What a user's files make a library do may hold the interpreter for ever: a thread in C watches.
 """
 
 from __future__ import annotations

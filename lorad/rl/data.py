@@ -16,7 +16,8 @@ from msgspec import Struct
 from lorad.errors import SpecError
 from lorad.rl.sources import Row, read_rows
 from lorad.rl.tasks import TASKS, Problem, problem
-from lorad.rl.tokenizer import Tokenizer
+from lorad.rl.templates import Refused
+from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.specs import Data
 
 Split = Literal["train", "test"]
@@ -83,7 +84,8 @@ class RowDataset(Dataset):
         """Checks every row. Raises SpecError with `file:line`, and when no row is left."""
         self._name, self._data, self._tokenizer, self._seed = name, data, tokenizer, seed
         self._order: tuple[int, list[int]] | None = None
-        self._rows = list(self._kept(rows))
+        kept = list(self._kept(rows))
+        self._rows, self._texts = [row for row, _ in kept], [text for _, text in kept]
         self.size = len(self._rows)
         self.digest = _digest(self._rows)
         self.has_answers = any(data.answer_key in row.values for row in self._rows)
@@ -98,35 +100,34 @@ class RowDataset(Dataset):
 
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [divmod(index, len(self._rows)) for index in range(position, position + n)]
-        rows = [self._rows[self._epoch_order(epoch)[offset]] for epoch, offset in chosen]
+        places = [self._epoch_order(epoch)[offset] for epoch, offset in chosen]
+        encoded = self._encode([self._texts[place] for place in places])
         return [
-            self._example(row, epoch, tokens)
-            for (epoch, _), row, tokens in zip(chosen, rows, self._tokenised(rows), strict=True)
+            self._example(place, epoch, tokens)
+            for (epoch, _), place, tokens in zip(chosen, places, encoded, strict=True)
         ]
 
-    def _kept(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
+        """With their prompts as text."""
         rows = iter(rows)
         while chunk := list(islice(rows, CHUNK)):
-            texts = [self._text(row) for row in chunk]
-            for row, tokens in zip(chunk, self._encode(texts), strict=True):
+            texts = self._rendered(chunk)
+            for row, text, tokens in zip(chunk, texts, self._encode(texts), strict=True):
                 if not tokens:
                     raise SpecError(f"{row.where}: the prompt is empty", hint="Every prompt has at least one token.")
                 if len(tokens) <= self._data.max_prompt_tokens or self._data.too_long == "truncate":
-                    yield row
+                    yield row, text
                 else:
                     self.dropped += 1
 
-    def _example(self, row: Row, epoch: int, tokens: list[int]) -> Example:
+    def _example(self, place: int, epoch: int, tokens: list[int]) -> Example:
+        row, prompt = self._rows[place], self._texts[place]
         answer = _value(row, self._data, "answer_key") if self.has_answers else ""
         text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
-        prompt = self._text(row)
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
             prompt = self._tokenizer.decode(tokens, skip_special=False)
         return Example(f"{self._name}/{row.number}/{epoch}", prompt, text, tokens, row.values)
-
-    def _tokenised(self, rows: Sequence[Row]) -> list[list[int]]:
-        return self._encode([self._text(row) for row in rows])
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, special=not self._templated)
@@ -135,12 +136,19 @@ class RowDataset(Dataset):
     def _templated(self) -> bool:
         return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
 
-    def _text(self, row: Row) -> str:
-        """The prompt as text; with a chat template a string is what the user says."""
+    def _rendered(self, rows: Sequence[Row]) -> list[str]:
+        """The prompts as text; with a chat template a string is what the user says."""
+        if not self._templated:
+            return [self._plain(row) for row in rows]
+        chats = [with_system(self._data, _messages(_value(row, self._data, "prompt_key"), row)) for row in rows]
+        try:
+            return self._tokenizer.chats(chats, self._data.chat_template_kwargs)
+        except Refused as error:
+            raise refusal(error, rows[error.index].where) from error
+
+    def _plain(self, row: Row) -> str:
         value = _value(row, self._data, "prompt_key")
-        messages = _messages(value, row)
-        if self._templated:
-            return self._tokenizer.chat(messages)
+        _messages(value, row)
         if isinstance(value, str):
             return value
         never = self._data.chat_template == "never"
@@ -159,7 +167,10 @@ class RowDataset(Dataset):
 def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
     """The dataset of `data.train` or `data.eval`; `cwd` is where relative paths start. Raises SpecError."""
     if source in TASKS:
+        refuse_for_chats(data, f"prompts of the task {source} are plain text")
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
+    if not tokenizer.has_chat_template:
+        refuse_for_chats(data, "the model has no chat template")
     return RowDataset(Path(source).name, read_rows(source, split, cwd), data, tokenizer, seed)
 
 
@@ -176,6 +187,20 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
     ordered = Data(**{**{name: getattr(data, name) for name in data.__struct_fields__}, "shuffle": False})
     found = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return found.take(0, min(problems, found.size or problems))
+
+
+def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Behind `data.system`, unless they begin with a system prompt of their own."""
+    if data.system is None or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": data.system}, *messages]
+
+
+def refuse_for_chats(data: Data, why: str) -> None:
+    """Raises SpecError for keys that only chat templates read."""
+    for key in ("system", "chat_template_kwargs"):
+        if getattr(data, key):
+            raise SpecError(f"data.{key}: {why}, so that nothing would read it", hint="Leave it out.")
 
 
 def _digest(rows: Iterable[Row]) -> str:

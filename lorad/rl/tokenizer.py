@@ -1,19 +1,25 @@
-"""A model's tokenizer and chat template, read from its directory without transformers."""
+"""A model's tokenizer, read from its directory without transformers, and its chat template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
 
 from lorad.bounds import JSON_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
+from lorad.rl.templates import Chat, Refused, Renderer, Setup
+
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+ADVICE = "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
+
+
+AsUser = tuple[Sequence[str], Mapping[str, str]]
+"""The command and the environment that make a process another user's."""
 
 
 class Tokenizer:
@@ -24,8 +30,10 @@ class Tokenizer:
     `eos_ids`, else 0.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Raises SpecError when `tokenizer.json` is missing or not readable."""
+    def __init__(self, directory: Path, *, date: str | None = None, user: AsUser | None = None) -> None:
+        """date: what chat templates take for the present, in ISO 8601; None: the present. user: whose process renders
+        them. Raises SpecError when `tokenizer.json` is missing or not readable.
+        """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise SpecError(
@@ -39,14 +47,17 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._settings = _read(directory / "tokenizer_config.json")
-        self._template = _template(directory, self._settings)
+        self._date = date
+        template = _template(directory, self._settings)
+        prefix, environment = user or ((), None)
+        self._renderer = None if template is None else Renderer(self._setup(template, directory), prefix, environment)
         configs = [_read(directory / name) for name in ("generation_config.json", "config.json")]
         self.eos_ids = self._ids(configs, "eos_token")
         self.pad_id = (*self._ids(configs, "pad_token"), *self.eos_ids, 0)[0]
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
+        return self._renderer is not None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`. `special` adds what the tokenizer itself puts around a text (a BOS for some models).
@@ -62,28 +73,42 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
+        """What was said in `ids`: no special tokens, and nothing from the first stop string on, as OpenAI and vLLM have
+        it."""
+        text = self.decode(ids)
+        return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+    def chat(self, messages: Chat, settings: Mapping[str, Any] | None = None) -> str:
         """`messages` ({role, content}) as the model wants them, up to where the assistant begins to speak.
 
-        The template runs sandboxed, with what transformers gives it. Raises SpecError without a template and when the
-        template refuses the messages.
+        settings: further variables of the template. Raises SpecError without a template and when the template refuses
+        the messages or takes too long.
         """
-        if self._template is None:
+        try:
+            return self.chats([messages], settings or {})[0]
+        except Refused as error:
+            raise refusal(error) from error
+
+    def chats(self, chats: Sequence[Chat], settings: Mapping[str, Any]) -> list[str]:
+        """`chat` of many at once. Raises SpecError without a template, and Refused for the first without a text."""
+        if self._renderer is None:
             raise SpecError(
                 "messages need a chat template and the model has none",
                 hint="give prompts as strings, or put chat_template.jinja into the model directory",
             )
-        from jinja2 import TemplateError
+        return self._renderer.render(chats, settings, self._date)
 
-        try:
-            return str(self._compiled.render(messages=list(messages), add_generation_prompt=True))
-        except (TemplateError, TypeError, ValueError) as error:
-            raise SpecError(f"the chat template refused the messages: {error}", hint="check their roles") from error
+    def close(self) -> None:
+        """End the process that renders; the next `chat` starts another."""
+        if self._renderer is not None:
+            self._renderer.close()
 
-    @cached_property
-    def _compiled(self) -> Any:
-        tokens = {key: text for key in ("bos_token", "eos_token", "pad_token") if (text := self._text(key))}
-        return _environment().from_string(self._template, globals=tokens)
+    def _setup(self, template: str, directory: Path) -> Setup:
+        """With the special tokens as transformers finds them: the older file of their own is second."""
+        older = _read(directory / "special_tokens_map.json")
+        texts = {key: self._text(key) or _content(older.get(key)) for key in SPECIAL}
+        return Setup(template, {key: text for key, text in texts.items() if text is not None})
 
     def _ids(self, configs: Sequence[Mapping[str, Any]], key: str) -> tuple[int, ...]:
         for config in configs:
@@ -95,8 +120,7 @@ class Tokenizer:
 
     def _text(self, key: str) -> str | None:
         """The text of a special token: a string, or an object with `content` in older files."""
-        value = self._settings.get(key)
-        return value.get("content") if isinstance(value, dict) else value
+        return _content(self._settings.get(key))
 
 
 def has_chat_template(directory: Path) -> bool:
@@ -132,21 +156,11 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _environment() -> Any:
-    """jinja2 as transformers sets it up for chat templates."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _content(value: Any) -> str | None:
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else None
 
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
 
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda format: datetime.now().astimezone().strftime(format)
-    return environment
+def refusal(error: Refused, where: str = "") -> SpecError:
+    """`where`: the chat, if that is not clear."""
+    return SpecError(f"{where and where + ': '}the chat template refused the messages: {error}", hint=ADVICE)

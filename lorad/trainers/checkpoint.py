@@ -77,7 +77,7 @@ def read(directory: Path, config: AdapterConfig, shapes: Shapes) -> Saved:
 
 def read_source(directory: Path, config: AdapterConfig, linears: Shapes) -> Adapter:
     """A PEFT directory to start a slot of `config` from. linears: (out, in) of the base's. Raises AdapterRefused."""
-    source = read_peft(directory)
+    source = read_peft(directory, None)
     if told := difference(source.config, config, ("modules", "rank", "scale")):
         raise AdapterRefused(
             f"{directory}: {told}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from lorad.bounds import POOL_TOKENS
 from lorad.daemon.access import must_see
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import refuse_other_base
-from lorad.daemon.context import Context
+from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guests import guest, is_chat, load_of, waited_for
 from lorad.daemon.on_behalf import connection_to, in_thread
 from lorad.daemon.pool import Pool
@@ -23,8 +24,9 @@ from lorad.errors import PoolLost, SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
+from lorad.rl.data import with_system
 from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import NonNegative, NonNegativeFloat, Positive, Seed
+from lorad.specs import Data, NonNegative, NonNegativeFloat, Positive, Seed
 from lorad.store import runs
 from lorad.store.db import Row
 
@@ -59,17 +61,20 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
             await await_bytes(ctx, version)
-            wish = partial(ask, ctx, pool, version, body, chat=await is_chat(ctx, run))
+            data = spec_of(run).data if await is_chat(ctx, run) else None
+            wish = partial(ask, ctx, pool, version, body, data)
             completions = await in_thread(ctx, pool.setup.owner, wish)
     return {"version": name_of(version), "completions": completions}
 
 
-def ask(ctx: Context, pool: Pool, version: Row, body: Body, *, chat: bool) -> list[dict[str, Any]]:
-    """The completions, in order of their index; runs in a thread."""
-    wish = body.sampling
-    with as_user(ctx.user(pool.setup.owner)):
-        tokenizer = Tokenizer(Path(pool.setup.model_path))
-        tokens = np.array(tokenize(tokenizer, body.prompt, chat=chat), np.int32)
+def ask(ctx: Context, pool: Pool, version: Row, body: Body, chat: Data | None) -> list[dict[str, Any]]:
+    """The completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
+    wish, user = body.sampling, ctx.user(pool.setup.owner)
+    process = None if user is None else (user.command([], Path("/")), user.environment)
+    with as_user(user):
+        tokenizer = Tokenizer(Path(pool.setup.model_path), user=process)
+    tokens = np.array(tokenize(tokenizer, body.prompt, chat), np.int32)
+    with as_user(user):
         check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
     prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
     sampling = Sampling(
@@ -88,7 +93,7 @@ def ask(ctx: Context, pool: Pool, version: Row, body: Body, *, chat: bool) -> li
         for item in connection.stream("serve", Generate(name_of(version), prompts, sampling)):
             for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
                 take(chunk, found, wish.max_new_tokens)
-    return [one | {"text": tokenizer.decode(one["tokens"])} for one in found.values()]
+    return [one | {"text": tokenizer.completion(one["tokens"], wish.stop)} for one in found.values()]
 
 
 def take(chunk: Chunk, found: dict[int, dict[str, Any]], most: int) -> None:
@@ -111,8 +116,10 @@ def check_length(prompt: int, new: int, model: Path) -> None:
         )
 
 
-def tokenize(tokenizer: Tokenizer, text: str, *, chat: bool) -> list[int]:
+def tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
     """As the run's own prompts were."""
-    if chat:
-        return tokenizer.encode(tokenizer.chat([{"role": "user", "content": text}]))
-    return tokenizer.encode(text, special=True)
+    if chat is None:
+        return tokenizer.encode(text, special=True)
+    messages = with_system(chat, [{"role": "user", "content": text}])
+    with contextlib.closing(tokenizer):
+        return tokenizer.encode(tokenizer.chat(messages, chat.chat_template_kwargs))

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.adapters.adapter import Adapter
+from lorad.adapters.adapter import Outline
 from lorad.adapters.directory import discard
-from lorad.adapters.peft import read_peft
+from lorad.adapters.peft import outline
 from lorad.daemon import imports
 from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.context import Context, Request, spec_of
@@ -48,11 +48,11 @@ class Named(Struct):
 
 
 class Found(NamedTuple):
-    """What lies in a directory."""
+    """What lies in a directory: no weight is read before it is known to fit."""
 
     name: str
     source: Path
-    adapter: Adapter
+    outline: Outline
 
 
 class Body(Struct):
@@ -121,8 +121,8 @@ def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> No
 async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Import]:
     """Every adapter, checked against the base and staged: the largest rank first, as servers are started for it."""
     found = [await read(ctx, uid, adapter.name, source_of(ctx, uid, body, adapter)) for adapter in body.adapters]
-    found.sort(key=lambda one: -one.adapter.config.rank)
-    largest = replace(spec, lora=replace(spec.lora, rank=found[0].adapter.config.rank))
+    found.sort(key=lambda one: -one.outline.config.rank)
+    largest = replace(brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank))
     facts = await preflight(ctx, largest, body.cwd, uid)
     spec = roomy(spec, body.overrides, facts["max_positions"])
     model = facts["model_path"], facts["model_dtype"], facts["parameters"]
@@ -143,6 +143,13 @@ def source_of(ctx: Context, uid: int, body: Body, adapter: Named) -> Path:
     return Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
 
 
+def brief(spec: Spec, overrides: Sequence[str]) -> Spec:
+    """For the check, before it is known how long a context the base has."""
+    if LENGTHS & {overridden(text) for text in overrides}:
+        return spec
+    return replace(spec, rollout=replace(spec.rollout, max_new_tokens=1))
+
+
 def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
     """With the context that users expect of a server; runs of the same base join it with less."""
     if LENGTHS & {overridden(text) for text in overrides}:
@@ -153,16 +160,18 @@ def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
 
 
 async def staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Request) -> Import:
-    name, source, adapter = found
+    name, source, told = found
     with blamed(name, source):
-        modules = await on_behalf(ctx, uid, imports.checked, adapter, spec.trainer.backend, Path(asked.model_path))
+        adapter, modules = await on_behalf(
+            ctx, uid, imports.read, source, told, spec.trainer.backend, Path(asked.model_path)
+        )
     own = imports.spec_of_adapter(spec, name, adapter.config, modules)
     return await imports.stage(ctx, uid, own, imports.request_for(asked, source, adapter), adapter)
 
 
 async def read(ctx: Context, uid: int, name: str, source: Path) -> Found:
     with blamed(name, source):
-        return Found(name, source, await on_behalf(ctx, uid, read_peft, source))
+        return Found(name, source, await on_behalf(ctx, uid, outline, source))
 
 
 @contextlib.contextmanager

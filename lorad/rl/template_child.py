@@ -1,0 +1,92 @@
+"""The process that renders one chat template as transformers does: `python -m lorad.rl.template_child`.
+
+JSON lines: a Setup, then Jobs, each answered by one Rendered for each chat. Processor time for each chat is limited by
+the kernel, which ends the process, as a template that loops holds the interpreter. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import resource
+import signal
+import sys
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import msgspec
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
+
+from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+from lorad.rl.templates import Job, Rendered, Setup, too_much
+
+OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
+ERROR_LIMIT = 2000  # characters
+
+
+def main() -> None:
+    requests, replies = sys.stdin.buffer, take_stdout()
+    setup = msgspec.json.decode(requests.readline(), type=Setup)
+    tokenizer: Any = PreTrainedTokenizerBase(chat_template=setup.template, **setup.tokens)
+    limit_memory()
+    for line in requests:
+        render(tokenizer, msgspec.json.decode(line, type=Job), replies)
+
+
+def take_stdout() -> BinaryIO:
+    """stdout for the protocol alone: what a library prints goes to stderr."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return replies
+
+
+def limit_memory() -> None:
+    """To TEMPLATE_MEMORY more than there is now."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = now + TEMPLATE_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
+
+
+def render(tokenizer: Any, job: Job, replies: BinaryIO) -> None:
+    """Answers with each chat; the first that cannot be rendered is the last."""
+    set_clock(job.date)
+    for chat in job.chats:
+        signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)
+        rendered = render_one(tokenizer, chat, job.settings)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        replies.write(msgspec.json.encode(rendered) + b"\n")
+        replies.flush()
+        if rendered.error:
+            return
+
+
+def render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, Any]) -> Rendered:
+    if taken := sorted(OWN & settings.keys()):
+        return Rendered(error=f"{taken[0]} is no variable of a template but a parameter of transformers' own")
+    try:
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **settings))
+        if len(text) > TEMPLATE_TEXT:
+            raise OverflowError
+    except (MemoryError, OverflowError) as error:
+        return Rendered(error=too_much(error))
+    except Exception as error:
+        return Rendered(error=(str(error) or type(error).__name__)[:ERROR_LIMIT])
+    return Rendered(text)
+
+
+def set_clock(date: str | None) -> None:
+    """What `strftime_now` asks: the present, or the time that is given."""
+
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Then:
+            return cls.fromisoformat(str(date))
+
+    chat_template_utils.datetime = datetime if date is None else Then
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Chat templates, rendered by transformers in a process that ends when a template takes too long or too much."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+import lorad
+from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+
+Chat = Sequence[Mapping[str, Any]]
+AT_ONCE = 64  # chats in one request to the process
+
+
+class Setup(Struct, frozen=True):
+    """A template, and the special tokens (`bos_token`, …) that it may name."""
+
+    template: str
+    tokens: dict[str, str]
+
+
+class Job(Struct, frozen=True):
+    """Chats to render. settings: further variables of the template. date: what `strftime_now` says, in ISO 8601; None:
+    the present."""
+
+    chats: list[list[dict[str, Any]]]
+    settings: dict[str, Any]
+    date: str | None
+
+
+class Rendered(Struct, frozen=True):
+    """One chat as text, or why there is none; then the job ends."""
+
+    text: str = ""
+    error: str = ""
+
+
+class Refused(Exception):
+    """Chat number `index` has no text."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
+
+
+class Renderer:
+    """One template. Its process starts with the first chat, and again after it was killed. Safe between threads.
+
+    prefix, environment: the command and the variables that make it another user's process; empty: it is ours.
+    """
+
+    def __init__(self, setup: Setup, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+        self._setup, self._prefix = setup, prefix
+        self._environment = os.environ if environment is None else environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy = threading.Lock()
+
+    def render(self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None) -> list[str]:
+        """Each chat up to where the assistant begins to speak. Raises Refused for the first that has no text."""
+        texts: list[str] = []
+        with self._busy:
+            for start in range(0, len(chats), AT_ONCE):
+                job = Job([[*map(dict, chat)] for chat in chats[start : start + AT_ONCE]], dict(settings), date)
+                self._do(job, texts)
+        return texts
+
+    def close(self) -> None:
+        """End the process; the next `render` starts another."""
+        with self._busy:
+            self._stop()
+
+    def _do(self, job: Job, texts: list[str]) -> None:
+        """Add the text of each chat to `texts`."""
+        try:
+            line = msgspec.json.encode(job, enc_hook=str)
+        except (UnicodeError, RecursionError) as error:
+            raise Refused(len(texts), f"its messages are no text: {error}") from None
+        process = self._process or self._start()
+        _send(process, line)
+        assert process.stdout is not None
+        for _ in job.chats:
+            if not (answer := process.stdout.readline()):
+                raise Refused(len(texts), self._death(process))
+            rendered = msgspec.json.decode(answer, type=Rendered)
+            if rendered.error:
+                raise Refused(len(texts), rendered.error)
+            texts.append(rendered.text)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = str(Path(lorad.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [root, self._environment.get("PYTHONPATH")]))
+        light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
+        self._process = process = subprocess.Popen(
+            [*self._prefix, sys.executable, "-P", "-m", "lorad.rl.template_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**self._environment, **light, "PYTHONPATH": path},
+        )
+        self._end = weakref.finalize(self, _end, process)
+        _send(process, msgspec.json.encode(self._setup))
+        return process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._end()
+            self._process = None
+
+    def _death(self, process: subprocess.Popen[bytes]) -> str:
+        code = process.wait()
+        self._stop()
+        if code == -signal.SIGPROF:
+            return f"it takes over {TEMPLATE_SECONDS:g} s"
+        return f"its process ended with {code}"
+
+
+def too_much(error: Exception) -> str:
+    """What the child says of a template that wants more than there is for it."""
+    if isinstance(error, MemoryError):
+        return f"it needs over {TEMPLATE_MEMORY // GIB} GiB of memory"
+    return f"it writes over {TEMPLATE_TEXT // MIB} MiB"
+
+
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    """A process that is gone is found when it does not answer."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends when its stdin does; at once, where this process may kill it."""
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(OSError):
+        process.kill()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdout.close()
+    process.wait()
