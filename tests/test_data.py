@@ -81,6 +81,14 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
+def test_a_tokenizer_with_an_endless_pattern_is_refused_by_its_own_words(tmp_path: Path) -> None:
+    settings = json.loads((TINY / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings | {"pre_tokenizer": split}))
+    with pytest.raises(SpecError, match=r"tokenizer\.json cannot read the text: .*retry-limit"):
+        Tokenizer(tmp_path).encode("a" * 40)
+
+
 CHAT = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
 )

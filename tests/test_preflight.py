@@ -66,7 +66,10 @@ def test_the_default_spec_is_fit_to_run(tmp_path: Path) -> None:
         ({"lora": {"adapter_path": "nowhere"}}, "lora.adapter_path: "),
         ({"trainer": {"backend": "megatrn"}}, "trainer.backend: no backend 'megatrn'"),
         ({"rollout": {"backend": "trt"}}, "rollout.backend: no backend 'trt'"),
-        ({"rollout": {"max_new_tokens": 2000}}, "is 2512 tokens, the model has 2048 positions"),
+        (
+            {"data": {"max_prompt_tokens": 500}, "rollout": {"max_new_tokens": 2000}},
+            "is 2500 tokens, the model has 2048",
+        ),
         ({"data": {"train": "nowhere.jsonl"}}, "there is no file"),
         ({"data": {"train": "sort", "max_prompt_tokens": 5}}, "data.max_prompt_tokens: 'S:"),
         ({"data": {"train": "sort", "eval": "nowhere.parquet"}}, "there is no file"),

@@ -12,8 +12,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.adapters.peft import read_peft, write_peft
+from lorad.adapters.peft import outline, write_peft
 from lorad.adapters.validate import expected_shapes
+from lorad.daemon import imports
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
@@ -142,18 +143,18 @@ async def test_an_adapter_that_does_not_fit_is_refused(home: Path, tmp_path: Pat
         assert nothing_is_left(api) and not api.ctx.pools
 
 
-async def test_an_adapter_with_a_copy_of_the_bases_head_is_served(home: Path, tmp_path: Path) -> None:
+def test_an_adapter_with_a_copy_of_the_bases_head_is_read_for_that_base_alone(tmp_path: Path) -> None:
     base = untied(tmp_path / "base")
-    source = tiny_with_head(tmp_path / "bot", "q_proj", "lm_head", base=base)
-    async with serving(home) as api:
-        await serve(api, model=str(base), bot=source)
-        (version,) = await api("adapters", "bot")
-        assert "lm_head" in read_peft(Path(version["path"])).config.modules
-        tiny_with_head(tmp_path / "other", "q_proj", "lm_head", base=base, train_head=True)
-        with pytest.raises(AdapterRefused, match=r"adapter other .* is not that of the base"):
-            await serve(api, model=str(base), other=tmp_path / "other")
-        with pytest.raises(AdapterRefused, match="lm_head of the base is its embedding and no linear"):
-            await serve(api, tied=tiny_with_head(tmp_path / "tied", "lm_head"))
+
+    def read(name: str, base_served: Path = base, **how: Any) -> Adapter:
+        source = tiny_with_head(tmp_path / name, "q_proj", "lm_head", base=base, **how)
+        return imports.read(source, outline(source), "builtin", base_served)[0]
+
+    assert "lm_head" in read("own").config.modules
+    with pytest.raises(AdapterRefused, match=r"lm_head\.base_layer\.weight is not that of the base"):
+        read("other", train_head=True)
+    with pytest.raises(AdapterRefused, match="lm_head of the base is its embedding and no linear"):
+        read("tied", resolve("builtin:tiny"))
 
 
 def untied(directory: Path) -> Path:
@@ -165,20 +166,10 @@ def untied(directory: Path) -> Path:
     return directory
 
 
-async def test_a_base_of_a_short_context_is_served_with_what_it_has(home: Path, tmp_path: Path) -> None:
-    short = shortened(tmp_path / "short")
-    async with serving(home) as api:
-        await serve(api, model=str(short), bot=adapter_in(tmp_path / "bot"))
-        spec = (await api("show", "bot"))["spec"]
-        assert (spec["data"]["max_prompt_tokens"], spec["rollout"]["max_new_tokens"]) == (48, 16)
-        with pytest.raises(SpecError, match=r"data\.max_prompt_tokens: 60 with rollout\.max_new_tokens 16"):
-            await serve(api, "data.max_prompt_tokens=60", model=str(short), other=tmp_path / "bot")
-
-
 def shortened(directory: Path) -> Path:
     shutil.copytree(resolve("builtin:tiny"), directory)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 96}))
     return directory
 
 
@@ -294,7 +285,10 @@ def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:
         source = adapter_in(
             made.root / "bot", modules=("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj")
         )
-        told = made.lorad("serve", "builtin:tiny", "--adapter", f"bot={source}")
+        short = shortened(made.root / "short")  # shorter than the default of data.max_prompt_tokens
+        told = made.lorad("serve", short, "--adapter", f"bot={source}")
+        lengths = made.json("show", "bot")["spec"]
+        assert (lengths["data"]["max_prompt_tokens"], lengths["rollout"]["max_new_tokens"]) == (72, 24)
         assert "bot@0" in told.stdout and "curl --unix-socket" in told.stderr
         assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
         assert "imported" in made.lorad("show", "bot").stdout

@@ -269,10 +269,8 @@ def _check_targets(modules: tuple[str, ...], settings: Mapping[str, Any], direct
     targets = [str(target) for target in listed]
     kinds = {_LAYER.sub("*", module) for module in modules}
     layers = {found.group() for module in modules if (found := _LAYER.search(module))}
-    if (
-        len(kinds) * max(len(layers), 1) * (len(targets) + (len(excluded) if isinstance(excluded, list) else 0))
-        > MOST_COMPARED
-    ):
+    compared = len(targets) + (len(excluded) if isinstance(excluded, list) else 0)
+    if len(kinds) * max(len(layers), 1) * compared > MOST_COMPARED:
         raise AdapterRefused(
             f"{directory / CONFIG}: {len(targets)} target_modules for {len(modules)} modules are no adapter's",
             hint="export the adapter again",

@@ -69,7 +69,8 @@ def is_there(run: Row) -> bool:
 def missing_directories(rows: dict[str, Row]) -> Iterator[Finding]:
     for name, run in rows.items():
         if not is_there(run):
-            advice = f"Put it back from a copy; `lorad rm {name}` forgets the run."
+            advice = f"Put it back from a copy, or, if the home was moved, make a link where it was; `lorad rm {name}`"
+            advice += " forgets the run."
             yield Finding(f"run {name}: its directory {run['directory']} is missing", advice)
 
 

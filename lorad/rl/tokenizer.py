@@ -18,6 +18,7 @@ SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", 
 ADVICE = "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
 
 
+PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
 AsUser = tuple[Sequence[str], Mapping[str, str]]
 """The command and the environment that make a process another user's."""
 
@@ -64,11 +65,17 @@ class Tokenizer:
 
         Set it for plain text; leave it for what `chat` returned, whose template has written the special tokens.
         """
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        return self.encode_batch([text], special=special)[0]
 
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """`encode` of many texts at once."""
-        return [list(encoding.ids) for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=special)]
+        """`encode` of many texts at once, while other threads go on. Raises SpecError when the library gives up."""
+        try:
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
+        except BaseException as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
+            if type(error).__name__ != "PanicException":
+                raise
+            raise SpecError(f"tokenizer.json cannot read the text: {error}", hint=PATTERN) from None
+        return [list(encoding.ids) for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
