@@ -46,6 +46,9 @@ class Rendered(Struct, frozen=True):
     error: str = ""
 
 
+ANSWERS = msgspec.json.Decoder(Rendered)  # made before there are threads
+
+
 class Refused(Exception):
     """Chat number `index` has no text."""
 
@@ -92,7 +95,7 @@ class Renderer:
         for _ in job.chats:
             if not (answer := process.stdout.readline()):
                 raise Refused(len(texts), self._death(process))
-            rendered = msgspec.json.decode(answer, type=Rendered)
+            rendered = ANSWERS.decode(answer)
             if rendered.error:
                 raise Refused(len(texts), rendered.error)
             texts.append(rendered.text)
