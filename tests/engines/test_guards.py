@@ -22,8 +22,9 @@ from lorad.engines.remote.server import Server
 from lorad.engines.remote.transport import Transport
 from lorad.errors import AdapterRefused, LoradError, NotFound
 from lorad.protocol.batch import Sampling
-from tests.conformance.engine_suite import CANARY, LONG, SHORT, Shapes, complete, prompt, random_adapter
+from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt
 from tests.engines.places import TINY, busy
+from tests.random_adapters import Shapes, random_adapter
 
 PAUSE = {"sglang": ("/pause_generation", {"mode": "in_place"}), "vllm": ("/pause?mode=keep", None)}
 GO_ON: dict[str, tuple[str, object]] = {"sglang": ("/continue_generation", {}), "vllm": ("/resume", None)}
