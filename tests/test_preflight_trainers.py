@@ -19,6 +19,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.specs import convert
+from lorad.trainers import install as install_module
 from lorad.trainers.install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.trainers.setup import modules_of, targets_of
 from tests.foreign_models import HIDDEN, make_gpt2, make_moe
@@ -146,6 +147,12 @@ def test_megatron_is_installed_otherwise_on_a_cpu() -> None:
     on_gpus, on_a_cpu = (install_lines("megatron", gpu=gpu) for gpu in (True, False))
     assert any("--no-deps 'megatron-core>=0.19.2'" in line for line in on_gpus)
     assert "PYTHONPATH" in on_a_cpu[-1] and "backends:" in on_gpus and "backends:" in on_a_cpu
+
+
+def test_who_has_no_source_tree_is_told_of_fsdp_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    lines = " ".join(install_lines("megatron", gpu=False))
+    assert "trainer.backend: fsdp" in lines and not any(word in lines for word in (".ci/", "tests/", "$PWD"))
 
 
 def test_an_older_backend_is_warned_of(install: Any, tmp_path: Path) -> None:
