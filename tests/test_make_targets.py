@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -33,7 +34,8 @@ NAMES = sorted({name for names in TARGETS for name in names.split()} - {"help", 
 def commands(target: str) -> str:
     """What make would do in a clone without an environment."""
     argv = ["make", "-n", target, "VENV=/nonexistent"]
-    return subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    env = {"PATH": os.environ["PATH"]}  # without what `make test` was told
+    return subprocess.run(argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True).stdout
 
 
 def installed(requirements: Iterable[str]) -> set[str]:
