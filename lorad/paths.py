@@ -13,6 +13,12 @@ SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
 
 
+def checkout() -> Path | None:
+    """The source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
+    root = Path(__file__).resolve().parent.parent
+    return root if (root / ".ci" / "setup-engines").is_file() else None
+
+
 def default_home() -> Path:
     """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`."""
     if home := os.environ.get("LORAD_HOME"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ HIDDEN, VOCAB, EXPERTS, LAYERS = 8, 112, 4, 2
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def make_moe(directory: Path, *, nested: bool = False, **changes: Any) -> None:
+def make_moe(
+    directory: Path, *, nested: bool = False, more: Mapping[str, tuple[int, ...]] | None = None, **changes: Any
+) -> None:
     """A mixture of experts with shared ones, fused in one layer and apart in the other; its head is untied.
 
-    nested: the numbers are in `text_config`, as where a model also sees.
+    nested: the numbers are in `text_config`, as where a model also sees. more: shapes of other tensors.
     """
     directory.mkdir(parents=True, exist_ok=True)
     text = {
@@ -39,7 +42,8 @@ def make_moe(directory: Path, *, nested: bool = False, **changes: Any) -> None:
     for name in TOKENIZER:
         if (source := resolve("builtin:tiny") / name).exists():
             (directory / name).write_bytes(source.read_bytes())
-    save_file(tensors(), directory / "model.safetensors")
+    others = {name: np.zeros(shape, np.float16) for name, shape in (more or {}).items()}
+    save_file(tensors() | others, directory / "model.safetensors")
 
 
 def tensors() -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTarg
 from lorad.protocol.servers import ServerSetup
 from lorad.trainers.base import StepResult
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from tests.conformance.engine_suite import Shapes
+from tests.random_adapters import Shapes
 
 TINY = resolve("builtin:tiny")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -170,7 +171,7 @@ async def test_changed_samples_are_refused(home: Path) -> None:
 
 
 def config(directory: Path) -> None:
-    (directory / "adapter_config.json").write_text("{}")
+    (directory / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base@main"}')
 
 
 async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: Path) -> None:
@@ -181,10 +182,13 @@ async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: 
         shutil.rmtree(source)
         write_directory(source, config)
         done = await api("export", "a@1006", str(home / "out"))
-        assert (done["version"], (home / "out" / "adapter_config.json").read_text()) == ("a@1006", "{}")
+        named = json.loads((home / "out" / "adapter_config.json").read_text())
+        assert done["version"] == "a@1006"
+        assert named == {"base_model_name_or_path": "org/base", "revision": "main"}  # as transformers wants it
         with pytest.raises(Conflict, match="not empty"):
             await api("export", "a@1006", str(home / "out"))
-        (source / "adapter_config.json").write_text("[]")
+        changed = (source / "adapter_config.json").read_text().replace("main", "evil")
+        (source / "adapter_config.json").write_text(changed)
         with pytest.raises(IntegrityError, match="changed bytes"):
             await api("export", "a", str(home / "other"))
 

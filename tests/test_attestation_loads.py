@@ -22,8 +22,8 @@ from lorad.protocol.batch import Sampling
 from lorad.protocol.calls import Generate, LetGo, Loaded, LoadVersion, Nothing, Published
 from lorad.protocol.connection import Connection
 from tests import faulty_engines
-from tests.conformance.engine_suite import random_adapter
 from tests.pool_kit import OPEN, SHAPES, TINY, Running, generate, learn, prompts, publish, running_pool, texts, until
+from tests.random_adapters import random_adapter
 
 FUSED: dict[str, str] = {}
 APART = {"mode": "resident", "dtype": "bfloat16"}

@@ -29,7 +29,8 @@ from lorad.models.directory import linear_shapes, resolve
 from lorad.models.kv import KVCache, bytes_per_token
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, Sampling
-from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt, random_adapter
+from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt
+from tests.random_adapters import random_adapter
 
 TINY = resolve("builtin:tiny")
 

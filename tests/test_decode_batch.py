@@ -23,7 +23,7 @@ from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
 from lorad.protocol.batch import Prompt, Sampling
-from tests.conformance.engine_suite import random_adapter
+from tests.random_adapters import random_adapter
 
 NEVER = HeldLora("base", "base", None)
 ENOUGH = 1 << 30

@@ -13,7 +13,8 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, resolve
 from lorad.models.loading import load_base
-from tests.conformance.engine_suite import EngineSuite, Shapes
+from tests.conformance.engine_suite import EngineSuite
+from tests.random_adapters import Shapes
 
 TINY = resolve("builtin:tiny")
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lorad.adapters.directory import verify
 from lorad.models.directory import resolve
 from tests.world import REPOSITORY, World, world
 
@@ -81,6 +82,18 @@ def test_exported_version_gives_the_same_logprobs_and_completions_in_peft(demo: 
         ours = made.json("generate", "demo@60", prompt, "--max-new-tokens", "12")["completions"][0]["text"]
         assert ours == greedy(model, tokenizer, prompt)
     compare_logprobs(made, model, tokenizer)
+
+
+def test_an_exported_adapter_opens_with_its_base_in_peft(
+    demo: tuple[World, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = demo
+    made.lorad("export", "demo@60", tmp_path / "exported")
+    verify(tmp_path / "exported")
+    monkeypatch.chdir(tmp_path)
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(resolve("builtin:tiny"))
+    assert greedy(model, tokenizer, "S:5172=") == "1257"
 
 
 def greedy(model: PeftModel, tokenizer: Any, prompt: str) -> str:

@@ -18,9 +18,10 @@ from lorad.models.loading import load_base
 from lorad.models.merge import Merger
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from tests.conformance.engine_suite import EngineSuite, Shapes
+from tests.conformance.engine_suite import EngineSuite
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_suite import TrainerSuite
+from tests.random_adapters import Shapes
 from tests.test_decode_batch import call, finish, same, version
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

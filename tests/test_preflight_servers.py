@@ -14,12 +14,15 @@ from typing import Any, ClassVar
 import pytest
 
 from lorad.driver.preflight import preflight
+from lorad.engines import install as install_module
 from lorad.engines.install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
 from lorad.engines.registry import SERVERS, dialect_class
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
+from lorad.paths import checkout
 from lorad.specs import convert
+from tests.world import REPOSITORY
 
 BACKENDS = sorted(SERVERS)
 
@@ -153,6 +156,18 @@ def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
     for backend in BACKENDS:
         assert f"'{backend}>={TRIED[backend]}'" in "\n".join(install_lines(backend, gpu=True))
         assert install_lines(backend, gpu=True) != install_lines(backend, gpu=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_has_no_source_tree_is_told_commands_without_its_files(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkout() == REPOSITORY
+    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    for gpu in (True, False):
+        lines = install_lines(backend, gpu=gpu)
+        assert not [line for line in lines if ".ci/" in line or "tests/" in line or "$PWD" in line]
+        assert any("-m pip install '" in line for line in lines) and "backends:" in lines
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

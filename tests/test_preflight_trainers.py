@@ -14,14 +14,15 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.driver.preflight import Preflight, preflight
-from lorad.driver.trainers import check_devices, check_experts, check_sizes, needs_base
+from lorad.driver.trainers import check_adapted, check_devices, check_sizes, needs_base
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.specs import convert
+from lorad.trainers import install as install_module
 from lorad.trainers.install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
-from lorad.trainers.setup import targets_of
-from tests.foreign_models import make_gpt2, make_moe
+from lorad.trainers.setup import modules_of, targets_of
+from tests.foreign_models import HIDDEN, make_gpt2, make_moe
 
 TINY = resolve("builtin:tiny")
 
@@ -148,6 +149,12 @@ def test_megatron_is_installed_otherwise_on_a_cpu() -> None:
     assert "PYTHONPATH" in on_a_cpu[-1] and "backends:" in on_gpus and "backends:" in on_a_cpu
 
 
+def test_who_has_no_source_tree_is_told_of_fsdp_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    lines = " ".join(install_lines("megatron", gpu=False))
+    assert "trainer.backend: fsdp" in lines and not any(word in lines for word in (".ci/", "tests/", "$PWD"))
+
+
 def test_an_older_backend_is_warned_of(install: Any, tmp_path: Path) -> None:
     install("megatron", megatron_bridge="0.3.1")
     (warning,) = check(tmp_path, {"trainer": {"backend": "megatron"}}).warnings
@@ -178,13 +185,42 @@ def test_an_architecture_that_only_others_know_is_taken_by_them_alone(tmp_path: 
 def test_experts_get_no_adapter_and_are_refused_by_name(tmp_path: Path) -> None:
     make_moe(tmp_path)
     facts = read_facts(tmp_path)
-    (warning,) = check_experts(convert({}), facts)
+    (warning,) = check_adapted(convert({}), facts, facts.linears)
     assert "linears of the experts get no adapters" in warning
     for named in ("*.experts.0.up_proj", "gate_up_proj"):
-        with pytest.raises(SpecError, match=r"names experts \(model\.layers\.0\.mlp\.experts") as refused:
-            check_experts(convert({"lora": {"target_modules": named}}), facts)
-        assert "q_proj" in refused.value.hint
-    assert check_experts(convert({}), read_facts(TINY)) == []
+        with pytest.raises(SpecError, match=r"experts get no adapters.*model\.layers\.\*\.mlp\.experts") as refused:
+            check_adapted(convert({"lora": {"target_modules": named}}), facts, facts.linears)
+        assert "q_proj" in refused.value.hint and "exclude_modules" not in refused.value.hint
+    tiny = read_facts(TINY)
+    assert check_adapted(convert({}), tiny, tiny.linears) == []
+
+
+def test_names_of_experts_and_of_linears_are_refused_until_the_experts_are_excluded(tmp_path: Path) -> None:
+    """`gate_proj,up_proj,down_proj` would adapt the shared experts alone."""
+    make_moe(tmp_path / "moe")
+    fsdp = {"backend": "fsdp"}, {"backend": "vllm", "url": "http://localhost:1"}
+    spec = {"model": {"path": "moe"}, "trainer": fsdp[0], "rollout": fsdp[1], "lora": {"target_modules": "up_proj"}}
+    refused = refusal(tmp_path, spec)
+    assert "cannot adapt: model.layers.*.mlp.experts.*.up_proj" in str(refused)
+    excluded = json.loads(refused.hint[refused.hint.index("[") : refused.hint.index("]") + 1])
+    assert excluded == ["lm_head", "model.layers.*.mlp.experts.*.up_proj"]
+    spec["lora"]["exclude_modules"] = excluded
+    assert "no vllm server answers" in str(refusal(tmp_path, spec))
+    facts = read_facts(tmp_path / "moe")
+    assert {name.rpartition(".mlp.")[2] for name in modules_of(convert(spec), facts)} == {"shared_expert.up_proj"}
+
+
+def test_megatron_refuses_to_leave_out_shared_experts_and_mla_without_a_word(install: Any, tmp_path: Path) -> None:
+    install("megatron")
+    more = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (4, HIDDEN)}
+    make_moe(tmp_path / "moe", more=more)
+    spec = {"model": {"path": "moe"}, "trainer": {"backend": "megatron"}}
+    spec["rollout"] = {"backend": "vllm", "url": "http://localhost:1"}
+    refused = refusal(tmp_path, spec)
+    assert "'all-linear' names 3 linears that the megatron trainer cannot adapt: " in str(refused)
+    assert "model.layers.*.mlp.shared_expert.up_proj, model.layers.*.self_attn.kv_a_proj_with_mqa" in str(refused)
+    assert "fsdp" in refused.hint
+    assert "no vllm server answers" in str(refusal(tmp_path, {**spec, "lora": {"target_modules": "linear_qkv"}}))
 
 
 def test_megatron_adapts_what_it_has_a_name_for(tmp_path: Path) -> None:

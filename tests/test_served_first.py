@@ -22,8 +22,8 @@ from lorad.models.loading import load_base
 from lorad.models.merge import Merger
 from lorad.models.turns import WORK, Caller, Party
 from lorad.protocol.batch import Prompt, Sampling
-from tests.conformance.engine_suite import random_adapter
 from tests.pool_kit import TINY
+from tests.random_adapters import random_adapter
 
 ENOUGH = 1 << 30
 BASE = HeldLora("base", "base", None)

@@ -15,7 +15,7 @@ from lorad.children.cause import cause
 from lorad.engines.remote import transport
 from lorad.engines.remote.transport import Transport
 from lorad.errors import StorageError
-from tests.conformance.engine_suite import random_adapter
+from tests.random_adapters import random_adapter
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (8, 8)}
 

@@ -52,7 +52,8 @@ class Outline(NamedTuple):
 
 
 class Adapter(Struct, frozen=True, dict=True):
-    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made.
+    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made. The form that servers
+    read (served.py) may be narrower.
 
     What costs a pass over all numbers is computed once, unless some array could still be written to.
     """

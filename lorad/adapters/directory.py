@@ -92,8 +92,7 @@ def commit(
         told = known or {}
         names, directories = _walk(temporary)
         files = {name: told.get(name) or _fact(temporary / name) for name in sorted(names)}
-        manifest = _sealed(files, dict(facts or {}))
-        (temporary / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        manifest = _seal(temporary, files, dict(facts or {}))
         for name in (*names, MANIFEST, *directories):
             fsync(temporary / name)
         temporary.rename(final)
@@ -138,6 +137,16 @@ def verify(directory: Path) -> None:
         )
 
 
+def amend(directory: Path, name: str, content: bytes) -> None:
+    """Replace one file of a copy that nobody else has yet, and what its manifest says of it. Raises StorageError."""
+    manifest = read_manifest(directory)
+    with _storage(directory / name):
+        (directory / name).write_bytes(content)
+        _seal(directory, {**manifest.files, name: _fact(directory / name)}, manifest.facts)
+        fsync(directory / name)
+        fsync(directory / MANIFEST)
+
+
 def sweep(parent: Path) -> list[Path]:
     """Remove the leftovers of writers that died; only while nobody writes under `parent`. Returns what was removed."""
     leftovers = sorted(parent.glob(f"{TEMPORARY}*"))
@@ -147,6 +156,12 @@ def sweep(parent: Path) -> list[Path]:
 
 
 _ELSEWHERE = "Use another one: `lorad adapters RUN` and `lorad checkpoints RUN` show what there is."
+
+
+def _seal(directory: Path, files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:
+    manifest = _sealed(files, facts)
+    (directory / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    return manifest
 
 
 def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> Manifest:

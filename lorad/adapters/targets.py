@@ -37,16 +37,18 @@ def match_modules(
     shapes: Mapping[str, tuple[int, int]],
     target_modules: str | Sequence[str],
     exclude_modules: str | Sequence[str] = (),
+    others: Iterable[str] = (),
 ) -> tuple[str, ...]:
     """The sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
 
     `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that matches
-    nothing (but `lm_head` may be excluded where there is none) and when no module is left.
+    nothing (but `lm_head` may be excluded where there is none) and when no module is left. others: modules that get no
+    adapter in any case, and may be excluded all the same.
     """
     if not shapes:
         raise SpecError("lora.target_modules: there is no linear to put an adapter on", hint="use another model")
     wanted = _matched(shapes, target_modules, "lora.target_modules")
-    excluded = _matched(shapes, exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer"))
+    excluded = _matched((*shapes, *others), exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer"))
     if not wanted - excluded:
         raise SpecError(
             f"lora.target_modules: no module is left of {_shown(target_modules)} without {_shown(exclude_modules)}",

@@ -25,7 +25,7 @@ from lorad.files import open_file, refuse_sparse
 DIMENSIONS = 8
 SLICE = 1 << 22  # values of two tensors that are compared at a time
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16"}
+NAMES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<u2": "BF16"}  # numpy has no bfloat16: see `bfloat16_bits`
 ALIGNMENT = 8  # bytes; the data begins at a multiple
 NOT_AN_ADAPTER = "an adapter is small beside its base: is it a whole model?"
 DAMAGED = "the file is damaged or incomplete: copy or export it again"
@@ -48,6 +48,13 @@ def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return struct.pack("<Q", len(text)) + text, list(header)[1:]
+
+
+def bfloat16_bits(array: np.ndarray) -> np.ndarray:
+    """A float32 array rounded to the nearest bfloat16, ties to even, as torch does; uint16, its upper halves."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
 
 
 class Entry(NamedTuple):

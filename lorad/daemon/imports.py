@@ -229,6 +229,7 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
         bytes=made.bytes,
         attested=attestation.verdict,
         attestation=f"imported from {made.source}: {attestation.detail}",
+        delivered_sha256=attestation.delivered_sha256,
     )
     refuse_strange_journal(run_dir(run), user)
     with as_user(user), JournalWriter(run_dir(run).journal, made.name, run["attempt"]) as journal:

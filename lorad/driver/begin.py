@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lorad.adapters.targets import match_modules
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
 from lorad.driver.evaluate import evaluate, is_due
@@ -24,7 +23,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import Attempt, Record, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.specs import Trainer
-from lorad.trainers.setup import targets_of
+from lorad.trainers.setup import modules_of
 
 
 def connect(params: Params, stop: StopFlag) -> Connection | None:
@@ -71,11 +70,10 @@ def begin(session: Session) -> PoolInfo:
 
 def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | None) -> Opened:
     spec = session.spec
-    shapes = targets_of(spec.trainer.backend, read_facts(Path(info.model_path)).linears)
     opened: Opened = session.pool.call(
         "open",
         Open(
-            modules=match_modules(shapes, spec.lora.target_modules, spec.lora.exclude_modules),
+            modules=modules_of(spec, read_facts(Path(info.model_path))),
             rank=spec.lora.rank,
             alpha=spec.lora.alpha,
             dropout=spec.lora.dropout,

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.peft import outline, read_peft
-from lorad.adapters.targets import leaf, match_modules
+from lorad.adapters.targets import leaf
 from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
 from lorad.config import Backend, Config, backends_of
 from lorad.config import load as load_config
@@ -26,8 +26,8 @@ from lorad.driver.backends import check_backends, server_check
 from lorad.driver.memory import available_memory, base_memory, check_memory
 from lorad.driver.rewards import Rewarder
 from lorad.driver.trainers import (
+    check_adapted,
     check_devices,
-    check_experts,
     check_fused,
     check_shared,
     check_sizes,
@@ -45,7 +45,7 @@ from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert, fitted
-from lorad.trainers.setup import targets_of
+from lorad.trainers.setup import modules_of, targets_of
 
 Shapes = dict[str, tuple[int, int]]
 OPENED_AS = "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
@@ -111,10 +111,10 @@ def preflight(
     told = check_trainer(spec, box, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = model_facts(spec, directory)
-    told += check_experts(spec, model)
     check_sizes(spec, model)
     shapes = targets_of(spec.trainer.backend, model.linears)
-    adapter = adapter_config(spec, shapes)
+    told += check_adapted(spec, model, shapes)
+    adapter = adapter_config(spec, model)
     check_fused(spec, adapter)
     check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
@@ -162,10 +162,9 @@ def model_facts(spec: Spec, directory: Path) -> ModelFacts:
     return read_facts(directory)
 
 
-def adapter_config(spec: Spec, shapes: Shapes) -> AdapterConfig:
+def adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
     lora = spec.lora
-    modules = match_modules(shapes, lora.target_modules, lora.exclude_modules)
-    return AdapterConfig(lora.rank, float(lora.alpha), modules, lora.rslora, lora.dropout)
+    return AdapterConfig(lora.rank, float(lora.alpha), modules_of(spec, model), lora.rslora, lora.dropout)
 
 
 def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, model: Path) -> None:

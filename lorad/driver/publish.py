@@ -25,6 +25,7 @@ def publish(session: Session, step: int) -> Published:
             bytes=published.bytes,
             attested=published.attestation.verdict,
             attestation=published.attestation.detail,
+            delivered_sha256=published.attestation.delivered_sha256,
         )
         session.journal.append("version", step, fact)
     state.version, state.next_version = number, number + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +23,7 @@ from lorad.trainers.setup import fused
 AXES = ("tp", "pp", "ep", "dp")
 AXES_OF = {"fsdp": ("dp",), "megatron": AXES}
 RANK_NAMES = " or ".join(sorted(RANKED))
+_NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 def needs_base(spec: Spec) -> bool:
@@ -198,16 +201,32 @@ def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
     return [f"trainer.backend: {words}" for words in older(name, versions)]
 
 
-def check_experts(spec: Spec, facts: ModelFacts) -> list[str]:
-    """Experts get no adapter. Returns warnings; raises SpecError when one is asked for by name."""
+def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """All that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming what does not.
+
+    shapes: what the trainer can adapt. `all-linear` means no experts.
+    """
+    excluded = entries(spec.lora.exclude_modules)
+    beyond = [name for name in (*facts.linears, *facts.experts) if name not in shapes and not _named(excluded, name)]
+    for entry in entries(spec.lora.target_modules):
+        dense = [name for name in beyond if entry_matches(entry, name) and name in facts.linears]
+        experts = [name for name in beyond if entry_matches(entry, name) and name not in facts.linears]
+        if lost := dense if entry == ALL_LINEAR else dense + experts:
+            patterns = list(dict.fromkeys(_NUMBER.sub(".*", name) for name in lost))
+            who = f"the {spec.trainer.backend} trainer" if dense else "lorad (experts get no adapters)"
+            there = ", ".join(dict.fromkeys(leaf(name) for name in shapes))
+            leave = f"Leave them as they are with lora.exclude_modules: {json.dumps([*excluded, *patterns])}"
+            is_all = not any(entry_matches(entry, name) for name in shapes)
+            raise SpecError(
+                f"lora.target_modules: {entry!r} names {len(lost)} linears that {who} cannot adapt: "
+                f"{', '.join(patterns)}",
+                hint=(f"Name others: {there}" if is_all else f"{leave}, or name others: {there}")
+                + (", or use trainer.backend: fsdp." if dense else "."),
+            )
     if not facts.experts:
         return []
-    for entry in entries(spec.lora.target_modules):
-        named = [module for module in facts.experts if entry != ALL_LINEAR and entry_matches(entry, module)]
-        if named and not any(entry_matches(entry, module) for module in facts.linears):
-            others = ", ".join(dict.fromkeys(leaf(module) for module in facts.linears))
-            raise SpecError(
-                f"lora.target_modules: {entry!r} names experts ({named[0]}), which get no adapters",
-                hint=f"Name linears that every token meets: {others}; {ALL_LINEAR} is all of these.",
-            )
     return [f"lora.target_modules: the {len(facts.experts)} linears of the experts get no adapters"]
+
+
+def _named(modules: list[str], name: str) -> bool:
+    return any(entry_matches(entry, name) for entry in modules)

@@ -47,12 +47,17 @@ class AdapterSource(Struct, frozen=True):
 
 
 class LoadedVersion(Struct, frozen=True):
-    """A version that the engine holds. `digest`: of what the engine received, not copied from the caller."""
+    """A version that the engine holds. `digest`: of what the engine received, not copied from the caller.
+
+    delivered: sha256 of the file that servers read it from, its engine form (`lorad/adapters/served.py`); "" where it
+    is served from memory.
+    """
 
     name: str
     digest: str
     bytes: int
     in_flight: int
+    delivered: str = ""
 
 
 class EngineHealth(Struct, frozen=True):

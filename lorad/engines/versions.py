@@ -14,17 +14,18 @@ from lorad.errors import Conflict, NotFound
 
 @dataclass(eq=False)
 class Held:
-    """One version that an engine holds; also the base."""
+    """One version that an engine holds; also the base. delivered: see LoadedVersion."""
 
     name: str
     digest: str
+    delivered: str = field(default="", kw_only=True)
     bytes: int = field(default=0, kw_only=True)
     in_flight: int = field(default=0, kw_only=True)
     leaving: bool = field(default=False, kw_only=True)
     idle: asyncio.Event = field(default_factory=asyncio.Event, kw_only=True)
 
     def describe(self) -> LoadedVersion:
-        return LoadedVersion(self.name, self.digest, self.bytes, self.in_flight)
+        return LoadedVersion(self.name, self.digest, self.bytes, self.in_flight, self.delivered)
 
 
 H = TypeVar("H", bound=Held)

@@ -66,7 +66,8 @@ async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, p
     """With the verdict in its entry, after another look where that is wanted."""
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
         live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))
-    live.entry.verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
+    verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
+    live.entry.verdict = replace(verdict, delivered_sha256=live.entry.delivered)
     return live
 
 

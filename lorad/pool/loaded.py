@@ -33,6 +33,7 @@ class Entry:
     """One loaded version. `held`: its run still wants it. `served`: the daemon asked for it. `kept`: till it is let go.
 
     `used`: a logical time. `verdict`: of its attestation when it was loaded. `idle`: set when the last of `users` goes.
+    `delivered`: see LoadedVersion.
     """
 
     version: str
@@ -43,6 +44,7 @@ class Entry:
     kept: bool = False
     verdict: Attestation = UNKNOWN
     users: int = 0
+    delivered: str = ""
     used: int = field(default_factory=lambda: next(_clock))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,8 +94,8 @@ class LoadedVersions:
         """Load a run's new version; nobody finds it before `adopt`. A load that fails changes nothing."""
         count = self._names[version] = self._names.get(version, 0) + 1
         name = version if count == 1 else f"{version}+{count}"
-        await self._engine.load(name, source)
-        return Entry(version, name, source.digest, held=True, served=False)
+        loaded = await self._engine.load(name, source)
+        return Entry(version, name, source.digest, held=True, served=False, delivered=loaded.delivered)
 
     def adopt(self, entry: Entry) -> None:
         """The entry passed its attestation: from now on its version means it."""

@@ -126,11 +126,15 @@ class Publish(Struct, frozen=True):
 
 
 class Attestation(Struct, frozen=True):
-    """passed | inconclusive (delivery proved, too little signal to tell more) | failed. `facts`: the numbers."""
+    """passed | inconclusive (delivery proved, too little signal to tell more) | failed. `facts`: the numbers.
+
+    delivered_sha256: of the file that servers read the version from; "" where it is served from memory.
+    """
 
     verdict: Literal["passed", "inconclusive", "failed"]
     detail: str
     facts: dict[str, float] = {}
+    delivered_sha256: str = ""
 
 
 class Published(Struct, frozen=True):

@@ -70,7 +70,7 @@ class Attempt(Struct, frozen=True):
 
 
 class VersionFact(Struct, frozen=True):
-    """kind `version`. `path` is relative to the run directory."""
+    """kind `version`. `path` is relative to the run directory. delivered_sha256: see `Attestation`."""
 
     version: int
     sha256: str
@@ -81,6 +81,7 @@ class VersionFact(Struct, frozen=True):
     bytes: int
     attested: str  # passed | inconclusive
     attestation: str  # in words
+    delivered_sha256: str = ""
 
 
 class StepFact(Struct, frozen=True):

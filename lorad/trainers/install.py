@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
+from lorad.paths import checkout
 
 NEEDED = {
     "megatron": (
@@ -35,14 +36,21 @@ _BESIDE_MEGATRON = (
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     """Commands that install the backend, then the lines of config.yaml that name it. gpu: None: looked up.
 
-    On a CPU, Megatron needs what lorad's own tests bring along: it is made in a checkout of lorad.
+    On a CPU, Megatron needs what lorad's own tests bring along. Without a checkout of lorad, fsdp is named instead.
     """
     if backend == "megatron" and not (NVIDIA.exists() if gpu is None else gpu):
+        if tree := checkout():
+            env = f"{{PYTHONPATH: {tree}/tests/trainers/megatron_cpu}}"
+            return [
+                f"{tree}/.ci/setup-engines megatron",
+                "# config.yaml, with what it printed as LORAD_MEGATRON_PYTHON:",
+                "backends:",
+                f"  megatron: {{python: $LORAD_MEGATRON_PYTHON, env: {env}}}",
+            ]
         return [
-            ".ci/setup-engines megatron",
-            "# config.yaml, with what it printed as LORAD_MEGATRON_PYTHON:",
-            "backends:",
-            "  megatron: {python: $LORAD_MEGATRON_PYTHON, env: {PYTHONPATH: $PWD/tests/trainers/megatron_cpu}}",
+            "# megatron needs a GPU; without one it runs only from lorad's source tree, which has what it lacks.",
+            "# On this machine take trainer.backend: fsdp, which is installed with lorad:",
+            "lorad doctor --trainer fsdp",
         ]
     venv = f"~/venvs/{backend}"
     pip = f"{venv}/bin/python -m pip"

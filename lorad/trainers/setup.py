@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from lorad.adapters.targets import HEAD, MEGATRON, leaf
+from lorad.adapters.targets import HEAD, MEGATRON, leaf, match_modules
 from lorad.config import Backend
 from lorad.errors import SpecError
+from lorad.models.facts import ModelFacts
 from lorad.protocol.ranks import RanksSetup
 from lorad.specs import Spec
 from lorad.trainers.install import interpreter_of
@@ -53,6 +54,12 @@ def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
             hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use trainer.backend: fsdp.",
         )
     return found
+
+
+def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
+    """The linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
+    shapes = targets_of(spec.trainer.backend, facts.linears)
+    return match_modules(shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts))
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:

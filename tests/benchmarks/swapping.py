@@ -25,7 +25,7 @@ from lorad.models.directory import linear_shapes, read_config
 from lorad.paths import MEMORY
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from tests.benchmarks.workload import TINY
-from tests.conformance.engine_suite import random_adapter
+from tests.random_adapters import random_adapter
 
 RANK = 8
 PROMPT_TOKENS = 8

@@ -6,32 +6,20 @@ A backend's test class derives from `EngineSuite` and gives two fixtures: `engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.errors import AdapterRefused, Conflict, NotFound
 from lorad.protocol.batch import Batch, Prompt, Sampling
+from tests.random_adapters import Shapes, random_adapter
 
-Shapes = Mapping[str, tuple[int, int]]
 Completion = tuple[list[int], list[float], str]
-
-
-def random_adapter(shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1) -> Adapter:
-    """An adapter on every linear but lm_head whose effect no engine can miss."""
-    rng = np.random.default_rng(seed)
-    modules = tuple(sorted(module for module in shapes if module != "lm_head"))
-    tensors = {}
-    for module in modules:
-        out, into = shapes[module]
-        tensors[f"{module}.lora_A.weight"] = rng.normal(0, std, (rank, into)).astype(np.float32)
-        tensors[f"{module}.lora_B.weight"] = rng.normal(0, std, (out, rank)).astype(np.float32)
-    return Adapter(AdapterConfig(rank, 2.0 * rank, modules), tensors)
 
 
 def prompt(name: str = "p", tokens: Sequence[int] = (5, 9, 7, 11), seeds: Sequence[int] = (1,)) -> Prompt:

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from lorad.engines.base import Engine
 from lorad.engines.remote.engine import RemoteEngine
-from tests.conformance.engine_suite import Shapes
 from tests.engines.own_names import OwnNames
 from tests.engines.places import KINDS, SHAPES, opened, python_of, variable
+from tests.random_adapters import Shapes
 
 HERE = Path(__file__).parent
 TAIL = 40  # lines of a server's log under a test that failed

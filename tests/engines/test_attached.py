@@ -12,8 +12,9 @@ import pytest
 
 from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
 from lorad.engines.remote.engine import RemoteEngine
-from tests.conformance.engine_suite import CANARY, SHORT, Shapes, complete, prompt, random_adapter
+from tests.conformance.engine_suite import CANARY, SHORT, complete, prompt
 from tests.engines.places import opened
+from tests.random_adapters import Shapes, random_adapter
 
 
 async def test_what_an_attached_engine_loaded_goes_with_it_and_the_server_stays(

@@ -13,7 +13,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import WEIGHTS, write_peft
+from lorad.adapters.targets import match_modules
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.engines.remote import server as servers
 from lorad.engines.remote.engine import RemoteEngine
@@ -22,8 +24,9 @@ from lorad.engines.remote.server import Server
 from lorad.engines.remote.transport import Transport
 from lorad.errors import AdapterRefused, LoradError, NotFound
 from lorad.protocol.batch import Sampling
-from tests.conformance.engine_suite import CANARY, LONG, SHORT, Shapes, complete, prompt, random_adapter
+from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt
 from tests.engines.places import TINY, busy
+from tests.random_adapters import Shapes, partial, random_adapter
 
 PAUSE = {"sglang": ("/pause_generation", {"mode": "in_place"}), "vllm": ("/pause?mode=keep", None)}
 GO_ON: dict[str, tuple[str, object]] = {"sglang": ("/continue_generation", {}), "vllm": ("/resume", None)}
@@ -95,6 +98,26 @@ async def test_what_the_server_itself_refuses_changes_nothing(
     assert [version.name for version in await engine.loaded()] == ["run@1"]
     assert np.abs(before - await engine.score("run@1", CANARY)).max() < 1e-4
     await load(engine, "run@2", shapes, 2)
+
+
+async def test_a_version_whose_form_was_changed_on_the_way_has_another_digest(
+    engine: Engine, shapes: Shapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = partial(random_adapter(shapes, 1), match_modules(shapes, "q_proj"), rslora=True)
+    source, put = AdapterSource(adapter.digest(), adapter=adapter), Transport.put
+    whole = await engine.load("run@1", source)
+    assert whole.digest == adapter.digest() and whole.delivered
+
+    def changed(self: Transport, name: str, form: Adapter) -> Path:
+        path = put(self, name, form) / WEIGHTS
+        data = bytearray(path.read_bytes())
+        data[-4] ^= 1  # the last bit of the last number
+        path.write_bytes(data)
+        return path.parent
+
+    monkeypatch.setattr(Transport, "put", changed)
+    loaded = await engine.load("run@2", source)
+    assert loaded.digest == loaded.delivered not in (whole.digest, whole.delivered)
 
 
 async def test_an_unload_is_final(engine: Engine, server: RemoteEngine, shapes: Shapes, kind: str) -> None:

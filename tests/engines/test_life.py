@@ -19,8 +19,9 @@ from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.server import Server
 from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, PoolLost
 from lorad.protocol.batch import Sampling
-from tests.conformance.engine_suite import CANARY, LONG, SHORT, Shapes, complete, prompt, random_adapter
+from tests.conformance.engine_suite import CANARY, LONG, SHORT, complete, prompt
 from tests.engines.places import busy, opened, python_of
+from tests.random_adapters import Shapes, random_adapter
 
 WHOLE = Sampling(max_new_tokens=100, stream=False)
 RESTART_SECONDS = 240.0

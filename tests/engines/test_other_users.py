@@ -19,8 +19,9 @@ import pytest_asyncio
 
 from lorad.engines.base import BASE, Engine
 from lorad.engines.remote.engine import RemoteEngine
-from tests.conformance.engine_suite import CANARY, EngineSuite, random_adapter
+from tests.conformance.engine_suite import CANARY, EngineSuite
 from tests.engines.places import SECRET, SHAPES
+from tests.random_adapters import random_adapter
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 

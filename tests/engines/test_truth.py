@@ -12,14 +12,21 @@ import torch
 from tokenizers import Tokenizer
 
 from lorad.adapters.peft import write_peft
+from lorad.adapters.targets import match_modules
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.protocol.batch import Batch, Prompt, Sampling
-from tests.conformance.engine_suite import Shapes, complete, random_adapter
+from tests.conformance.engine_suite import complete
 from tests.conformance.reference import random_batch, reference_logprobs, reference_model
 from tests.engines.places import TINY
+from tests.random_adapters import Shapes, partial, random_adapter
 
 TOLERANCE = 1e-4  # nats, fp32
 VERSIONS = {"run@1": 4, "run@2": 8, "run@3": 16}  # rank of each
+PARTIAL = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("q_proj,k_proj", "q_proj,v_proj", "k_proj,v_proj,up_proj", "*.layers.1.*.k_proj,*.layers.0.*.up_proj"),
+)
+"""What `lora.target_modules` may say; servers compute q, k, v together, and gate, up."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -43,6 +50,22 @@ async def test_scores_of_base_and_versions_are_those_of_transformers_and_peft(
     for name, model in references.items():
         expected = reference_logprobs(model, batch).detach().numpy()
         assert np.abs(await engine.score(name, batch) - expected).max() < TOLERANCE, name
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+async def test_adapters_of_any_targets_are_served_as_peft_has_them(
+    engine: Engine, shapes: Shapes, tmp_path: Path, rslora: bool
+) -> None:
+    batch = random_batch(1)
+    for seed, targets in enumerate(PARTIAL):
+        adapter = partial(random_adapter(shapes, seed, 8, std=0.3), match_modules(shapes, targets), rslora=rslora)
+        directory = tmp_path / f"{seed}"
+        directory.mkdir()
+        write_peft(adapter, directory, str(TINY))
+        await engine.load(f"run@{seed}", AdapterSource(adapter.digest(), directory=directory))
+        expected = reference_logprobs(reference_model(TINY, directory), batch).detach().numpy()
+        assert np.abs(await engine.score(f"run@{seed}", batch) - expected).max() < TOLERANCE, targets
+        await engine.unload(f"run@{seed}")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.engines.places import ENVIRONMENT, python_of
-from tests.world import World, world
+from lorad.adapters.directory import MANIFEST
+from lorad.adapters.peft import write_peft
+from lorad.adapters.targets import match_modules
+from tests.engines.places import ENVIRONMENT, SHAPES, python_of
+from tests.random_adapters import partial, random_adapter
+from tests.world import SMALL, World, world
 
 SPEC = """
 data: {train: sort, eval: sort}
@@ -57,3 +62,25 @@ def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str)
         versions = made.client.adapters("sorter")
         assert {version["attested"] for version in versions} == {"passed"}
         assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
+
+
+def test_one_target_with_rslora_is_attested_after_a_restart_in_a_fork_and_imported(kind: str) -> None:
+    """SGLang knows no rsLoRA, and dies of up_proj or v_proj alone."""
+    with world() as made:
+        configure(made, kind)
+        lora = ("lora.rslora=true", "lora.target_modules=up_proj", "attest.amplified_every=1")
+        made.lorad("run", made.spec(SMALL), f"rollout.backend={kind}", *lora, "--name", "sorter", "--detach")
+        reached(made, "sorter", 2)
+        kill_server(made, "sorter", kind)
+        assert made.over("sorter")["reason"] == "completed"
+        made.lorad("fork", "sorter@6", "--name", "more", "--steps", 2, "--wait")
+        for version in (*made.client.adapters("sorter"), *made.client.adapters("more")):
+            assert version["attested"] == "passed", version
+            manifest = json.loads((Path(version["path"]) / MANIFEST).read_bytes())
+            assert manifest["facts"]["delivered_sha256"] not in ("", version["sha256"]) or kind == "vllm"
+        (made.root / "v").mkdir()
+        adapter = partial(random_adapter(SHAPES, 1), match_modules(SHAPES, "v_proj"), rslora=True)
+        write_peft(adapter, made.root / "v", "builtin:tiny")
+        made.lorad("serve", "builtin:tiny", f"rollout.backend={kind}", "--adapter", "bot=v")
+        assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
+        assert made.client.adapters("bot")[0]["attested"] == "passed"

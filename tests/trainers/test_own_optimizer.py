@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.models.directory import linear_shapes, read_config
-from tests.conformance.engine_suite import random_adapter
 from tests.conformance.reference import write_random_model
+from tests.random_adapters import random_adapter
 from tests.trainers.start import MEGATRON_CPU
 
 ROOT = Path(__file__).parents[2]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from lorad.adapters.directory import MANIFEST, read_manifest, verify
+from lorad.adapters.directory import MANIFEST, amend, read_manifest, verify
+from lorad.adapters.peft import CONFIG
+from lorad.bounds import JSON_BYTES
 from lorad.daemon.as_user import as_user
 from lorad.daemon.context import Context
 from lorad.daemon.copying import files_into
@@ -16,6 +19,8 @@ from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.request import Call
 from lorad.daemon.versions import find_version, has_files, in_hand
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
+from lorad.files import read_file
+from lorad.models.directory import BUILTIN
 from lorad.store import runs
 
 
@@ -36,7 +41,10 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 
 
 def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
-    """Verified before, on disk after; read as the version's owner, written as who asks for it."""
+    """Verified before, on disk after; read as the version's owner, written as who asks for it.
+
+    The copy names its base as transformers opens it.
+    """
     with as_user(owner):
         if not has_files({"path": source}):
             hint = "Export a version of a checkpoint."
@@ -53,3 +61,21 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
         raise StorageError(f"{error.filename or target}: {error.strerror}", hint="Choose another directory.") from error
     with as_user(caller):
         verify(target)
+        name_base(target)
+
+
+def name_base(directory: Path) -> None:
+    """The directory of a base that ships with lorad instead of `builtin:tiny`; a hub id and its revision apart."""
+    try:
+        settings = json.loads(read_file(directory / CONFIG, JSON_BYTES))
+        base = str(settings["base_model_name_or_path"])
+    except (ValueError, RecursionError, KeyError, TypeError):  # not of lorad's making
+        return
+    name, _, revision = base.partition("@")
+    if base in BUILTIN:
+        named = {"base_model_name_or_path": str(BUILTIN[base])}
+    elif revision and not Path(base).is_absolute():
+        named = {"base_model_name_or_path": name, "revision": revision}
+    else:
+        return
+    amend(directory, CONFIG, json.dumps(settings | named, indent=2, sort_keys=True).encode() + b"\n")

@@ -91,6 +91,7 @@ class Dialect(ABC):
     name: ClassVar[str]  # of the backend: sglang, vllm
     package: ClassVar[str]  # the distribution that must be installed beside `python`
     reserved: ClassVar[frozenset[str]]  # flags that only lorad sets, without dashes in front
+    joined: ClassVar[tuple[tuple[str, ...], ...]] = ()  # leaf names of linears that it takes adapters on only together
 
     @abstractmethod
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:

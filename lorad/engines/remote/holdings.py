@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
+from lorad.adapters.served import served
 from lorad.adapters.targets import leaf
 from lorad.engines.base import BASE, AdapterSource
 from lorad.engines.receive import receive
@@ -46,12 +47,12 @@ class Holdings:
         """On all servers that serve, or on none. Raises what `Engine.load` raises."""
         self.versions.reserve(name)
         try:
-            adapter = await asyncio.to_thread(self._received, source)
-            held = HeldRemote(name, "", server_name=self._fresh(name), bytes=adapter.bytes)
+            form = await asyncio.to_thread(self._received, source)
+            held = HeldRemote(name, source.digest, server_name=self._fresh(name), bytes=form.bytes)
             try:
-                held.directory = await asyncio.to_thread(self._transport.put, str(held.server_name), adapter)
+                held.directory = await asyncio.to_thread(self._transport.put, str(held.server_name), form)
                 async with self.changing:
-                    await self._load(held)
+                    await self._load(held, form)
             except BaseException:
                 await asyncio.shield(asyncio.create_task(self._discard(held)))
                 raise
@@ -102,14 +103,16 @@ class Holdings:
         self.versions.table.clear()
 
     def _received(self, source: AdapterSource) -> Adapter:
+        """In the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
-        for module in adapter.config.modules:
+        form = served(adapter, self._shapes, self._fleet.dialect.joined, self._settings.dtype)
+        for module in form.config.modules:
             if leaf(module) not in self._settings.targets:
                 raise AdapterRefused(
                     f"{module} is adapted, but the servers were started for {', '.join(self._settings.targets)}",
                     hint="Load it into a pool of its own.",
                 )
-        return adapter
+        return form
 
     def _fresh(self, name: str) -> str:
         """A name that no server has ever seen: one whose load failed may be there all the same, or come to be."""
@@ -120,10 +123,13 @@ class Holdings:
         self._names.add(fresh)
         return fresh
 
-    async def _load(self, held: HeldRemote) -> None:
+    async def _load(self, held: HeldRemote, form: Adapter) -> None:
+        """The servers received the version when the file that they read is its form, byte for byte."""
         assert held.server_name and held.directory
         await self._fleet.load(held.server_name, held.directory)
-        held.digest = await asyncio.to_thread(self._transport.digest, held.directory)
+        held.delivered = await asyncio.to_thread(self._transport.digest, held.directory)
+        if held.delivered != await asyncio.to_thread(form.digest):
+            held.digest = held.delivered
         self.versions.put(held)
 
     async def _removed(self, held: HeldRemote) -> None:

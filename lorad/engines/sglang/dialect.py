@@ -28,6 +28,7 @@ class SglangDialect(Dialect):
     name = "sglang"
     package = "sglang"
     reserved = command.RESERVED
+    joined = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
     def __init__(self) -> None:
         self._running: dict[str, str] = {}  # request -> SGLang's name of what is in flight for it

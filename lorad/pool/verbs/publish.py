@@ -37,7 +37,7 @@ async def publish(pool: Pool, call: Call, args: Publish) -> Published:
     source = AdapterSource(digest, adapter=adapter)
     live = await bring(pool, version, source, claim, lambda more: _predict(pool, tenant, more=more), run=tenant.run)
     _go_live(pool, tenant, args, live, claim, adapter)
-    pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest))
+    pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds
     attest_seconds = scored - exported + live.attest_seconds
     return Published(version, digest, adapter.bytes, seconds, attest_seconds, live.entry.verdict)
@@ -107,13 +107,14 @@ def _go_live(pool: Pool, tenant: Tenant, args: Publish, live: Live, claim: Claim
         pool.loaded.release(gone)
 
 
-def _facts(pool: Pool, tenant: Tenant, args: Publish, digest: str) -> dict[str, object]:
+def _facts(pool: Pool, tenant: Tenant, args: Publish, digest: str, live: Live) -> dict[str, object]:
     return {
         "run": tenant.run,
         "version": args.number,
         "step": args.step,
         "parent": args.parent,
         "sha256": digest,
+        "delivered_sha256": live.entry.verdict.delivered_sha256,
         "model": pool.info.model,
         "base_checksum": pool.info.base_checksum,
     }

@@ -1,0 +1,69 @@
+"""The engine form of an adapter: what a server reads, which makes the same change of the base as the version.
+
+Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or `up_proj`
+alone, since it computes q, k and v in one product, and gate and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.tensors import bfloat16_bits
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
+    """`adapter` with its scale written as alpha / rank, partners with a zero B where its modules need them, and cast.
+
+    shapes: (out, in) of every linear of the base. joined: leaf names of linears that the server takes adapters on only
+    together. dtype: of its arithmetic; the tensors of bfloat16 are bits, see `bfloat16_bits`. An adapter that has this
+    form already is returned as it is.
+    """
+    config = adapter.config
+    partners = partners_of(config.modules, shapes, joined)
+    if not (config.rslora or partners) and dtype == "float32":
+        return adapter
+    modules = tuple(sorted((*config.modules, *partners)))
+    tensors = {**adapter.tensors, **_zeros(partners, shapes, config.rank)}
+    return Adapter(
+        AdapterConfig(config.rank, config.scale * config.rank, modules, dropout=config.dropout),
+        {name: _cast(tensor, dtype) for name, tensor in sorted(tensors.items())},
+    )
+
+
+def partners_of(modules: Sequence[str], shapes: Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
+    """The linears beside `modules`, in the same part of the same layer, that the server wants an adapter on as well."""
+    there, partners = set(modules), set[str]()
+    for module in modules:
+        parent, _, last = module.rpartition(".")
+        for names in joined:
+            if last in names:
+                partners.update(f"{parent}.{name}" for name in names)
+    return sorted(name for name in partners - there if name in shapes)
+
+
+def _zeros(modules: Sequence[str], shapes: Shapes, rank: int) -> dict[str, np.ndarray]:
+    made = {}
+    for module in modules:
+        out, width = shapes[module]
+        made[f"{module}.lora_A.weight"] = np.zeros((rank, width), np.float32)
+        made[f"{module}.lora_B.weight"] = np.zeros((out, rank), np.float32)
+    for tensor in made.values():
+        tensor.flags.writeable = False
+    return made
+
+
+def _cast(tensor: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        cast = bfloat16_bits(tensor)
+    elif dtype == "float16":
+        with np.errstate(over="ignore"):  # attestation finds what has become infinite
+            cast = tensor.astype(np.float16)
+    else:
+        return tensor
+    cast.flags.writeable = False
+    return cast

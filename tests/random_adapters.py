@@ -1,0 +1,30 @@
+"""Adapters of random numbers, whose effect no engine can miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+def random_adapter(shapes: Shapes, seed: int, rank: int = 4, std: float = 0.1) -> Adapter:
+    """On every linear but lm_head."""
+    rng = np.random.default_rng(seed)
+    modules = tuple(sorted(module for module in shapes if module != "lm_head"))
+    tensors = {}
+    for module in modules:
+        out, into = shapes[module]
+        tensors[f"{module}.lora_A.weight"] = rng.normal(0, std, (rank, into)).astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = rng.normal(0, std, (out, rank)).astype(np.float32)
+    return Adapter(AdapterConfig(rank, 2.0 * rank, modules), tensors)
+
+
+def partial(adapter: Adapter, modules: Iterable[str], *, rslora: bool = False) -> Adapter:
+    """Of `adapter`, what is on `modules`."""
+    kept = tuple(sorted(modules))
+    tensors = {name: tensor for name, tensor in adapter.tensors.items() if name.rsplit(".lora_", 1)[0] in kept}
+    return Adapter(AdapterConfig(adapter.config.rank, adapter.config.alpha, kept, rslora), tensors)
