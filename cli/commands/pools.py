@@ -6,14 +6,21 @@ import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import duration, note, number, print_json, print_table, size
+from lorad.cli.table import Column
 from lorad.client import Client
 from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 
-POOLS = ("pool", "state", "model", "device", "threads", "runs", "versions", "memory", "idle")
+POOLS = (
+    *("pool", "state", Column("model", 3), Column("device", 4), Column("threads", 8), Column("runs", 1)),
+    *(Column("versions", 5), Column("memory", 6), Column("idle", 7)),
+)
 SHOWN = 3  # names of runs in a row
-ENGINES = ("pool", "engine", "mode", "state", "busy", "slots", "hits", "tok/s")
+ENGINES = (
+    *("pool", "engine", Column("mode", 3), "state", Column("busy", 1), Column("slots", 4), Column("hits", 5)),
+    Column("tok/s", 2),
+)
 
 
 @app.command()
