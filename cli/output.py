@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "run_row", "run_table", "size", "why",
+    "printable", "report", "run_row", "run_table", "size", "why",
 ]  # fmt: skip
 
 RUNS = (
@@ -32,13 +32,19 @@ def print_json(data: Any) -> None:
 
 
 def print_error(error: LoradError) -> None:
-    note(f"error: {error.message}")
-    if error.hint:
-        note(f"  {error.hint}")
+    for one in (error, *error.others):
+        note(f"error: {one.message}")
+        if one.hint:
+            note(f"  {one.hint}")
+
+
+def report(text: str) -> None:
+    """One line of what was asked for, on stdout."""
+    print(printable(text), flush=True)
 
 
 def note(text: str) -> None:
-    """One line for a person."""
+    """One line for a person, on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
+import select
 import struct
 import subprocess
 import sys
@@ -42,12 +44,13 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
 
-    def until(self, *words: str) -> str:
-        """Read until all words are there: what was seen since the last time."""
+    def until(self, *patterns: str) -> str:
+        """Read until all patterns are found: what was seen since the last time."""
         deadline = time.monotonic() + SECONDS
-        while not all(word in self.seen for word in words):
-            assert time.monotonic() < deadline, f"{words} never came: {self.seen!r}"
-            self._read()
+        while not all(re.search(pattern, self.seen) for pattern in patterns):
+            assert time.monotonic() < deadline, f"{patterns} never came: {self.seen!r}"
+            if select.select([self._fd], [], [], 1.0)[0]:
+                self._read()
         seen, self.seen = self.seen, ""
         return seen
 

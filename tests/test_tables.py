@@ -1,6 +1,7 @@
 """Tables of the command line: nothing exact is cut at any width.
 
-What commands print is kept in tests/data/tables. `make snapshots` writes those files again; look at what `git diff` changed before you keep it.
+What commands print is kept in tests/data/tables. `make snapshots` writes those files again; look at what `git diff`
+changed before you keep it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ KEPT = Path(__file__).parent / "data/tables"
 WIDTHS = (60, 80, 100, 140, 200, None)  # None: piped
 COMMANDS = {
     "adapters": ("adapters", "sorter"), "aliases": ("aliases",), "checkpoints": ("checkpoints", "bold-lr"),
-    "devices": ("devices",), "list": ("list", "--all"), "pools": ("pools",), 
-    "samples": ("samples", "essays", "-n", "6"), "sample": ("samples", "essays", "--sample", "3"), "show": ("show", "gsm8k-32k"), "top": ("top",),
+    "devices": ("devices",), "list": ("list", "--all"), "pools": ("pools",),
+    "samples": ("samples", "essays", "-n", "6"), "sample": ("samples", "essays", "--sample", "3"),
+    "show": ("show", "gsm8k-32k"), "top": ("top",),
     "traffic": ("aliases", "--traffic"),
 }  # fmt: skip
 Printed = Callable[..., str]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, print_json, print_table
 from lorad.cli.table import Column
@@ -20,7 +21,10 @@ VERSIONS = (
 
 @app.command()
 def adapters(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False)] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False, shell_complete=candidates.runs),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Versions, oldest first: where they are, what they hash to, who needs them, whether they are attested."""

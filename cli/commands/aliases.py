@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, note, print_json, print_table
 from lorad.cli.table import Column
@@ -23,7 +24,10 @@ TRAFFIC = (
 
 @app.command()
 def aliases(
-    alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False)] = None,
+    alias: Annotated[
+        str | None,
+        typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False, shell_complete=candidates.aliases),
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="End this alias.")] = False,
     traffic: Annotated[
         bool, typer.Option("--traffic", help="Requests at the gateway; rates and times of the last minute.")

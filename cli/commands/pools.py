@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from lorad.cli.options import AsJson
-from lorad.cli.output import duration, note, number, print_json, print_table, size
+from lorad.cli.output import duration, number, print_json, print_table, report, size
 from lorad.cli.table import Column
 from lorad.client import Client
 from lorad.transport import Json
@@ -43,7 +43,7 @@ def pools(as_json: AsJson = False) -> None:
     print_table(ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
     for row, engine in engines:
         if engine["detail"]:
-            note(f"{row['pool']}: {engine['detail']}")
+            report(f"{row['pool']}: {engine['detail']}")
 
 
 def pool_row(pool: Json) -> tuple[object, ...]:
