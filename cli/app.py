@@ -18,7 +18,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build
 
 from lorad import __version__
-from lorad.cli.candidates import items
 from lorad.cli.complete import VARIABLE, answer
 from lorad.cli.output import print_error
 from lorad.errors import LoradError, SpecError, StorageError
@@ -48,10 +47,12 @@ class LazyGroup(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Every verb with the words that its file begins with: none is imported."""
+        from typer._click.shell_completion import CompletionItem
+
         if ctx._protected_args or ctx.args:  # of a verb that there is not
             return []
         folder = Path(__file__).parent / "commands"
-        found = [item for name in COMMANDS if name.startswith(incomplete) for item in items([name])]
+        found = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
         for item in found:
             with (folder / f"{item.value}.py").open() as file:
                 item.help = file.readline().partition(": ")[2].strip('."\n')

@@ -1,7 +1,7 @@
 """What can stand in an argument, for the shell's completion: asked of a daemon that answers at once, else nothing.
 
-Each function is a `shell_complete` of typer: (context, parameter, what is typed so far) to items. An item of the type
-`part` goes on, such as `trainer.lr=`; `file` and `dir` leave it to the shell.
+Each function is an `autocompletion` of typer: (context, what is typed so far) to words. What ends in `=` or `/` goes
+on; FILE and DIR after a word leave it to the shell.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from lorad.client import Client
 
 SECONDS = 0.15  # that the daemon has: nobody waits for a completion
 MOST = 200  # runs that ended, versions of a run, files
-Complete = Callable[[Any, Any, str], list[Any]]
+FILE, DIR = "\0file", "\0dir"
+Complete = Callable[[Any, str], list[str]]
 
 
 def asked(names: Callable[[Client, Any], Iterable[object]]) -> Complete:
     """Of those names, the ones that begin as what was typed. A daemon is never started."""
 
-    def complete(ctx: Any, param: Any, incomplete: str) -> list[Any]:
-        return items([name for name in map(str, names(Client(timeout=SECONDS), ctx)) if name.startswith(incomplete)])
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return [name for name in map(str, names(Client(timeout=SECONDS), ctx)) if name.startswith(incomplete)]
 
     return complete
 
 
-def items(values: Iterable[str], kind: str = "plain") -> list[Any]:
-    from typer._click.shell_completion import CompletionItem
-
-    return [CompletionItem(value, type=kind) for value in values]
-
-
 def words(*known: str) -> Complete:
-    return lambda ctx, param, incomplete: items([word for word in known if word.startswith(incomplete)])
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
 
 
 def run_names(client: Client, ctx: Any = None) -> list[str]:
@@ -68,7 +66,7 @@ metrics = asked(metrics_of)
 sweeps = asked(lambda client, ctx: [sweep["sweep"] for sweep in client.sweeps()])
 
 
-def versions(ctx: Any, param: Any, incomplete: str) -> list[Any]:
+def versions(ctx: Any, incomplete: str) -> list[str]:
     """RUN@N of a run that is typed whole or is the only one that begins so, newest first; else runs and aliases."""
     client = Client(timeout=SECONDS)
     name, at, _ = incomplete.partition("@")
@@ -76,19 +74,19 @@ def versions(ctx: Any, param: Any, incomplete: str) -> list[Any]:
     others = [] if at else [alias for alias in alias_names(client) if alias.startswith(name)]
     of_one = client.adapters(names[0])[-MOST:] if len(names) == 1 else []
     numbered = [f"{version['run']}@{version['version']}" for version in reversed(of_one)]
-    return items(name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete))
+    return [name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete)]
 
 
-def specs(ctx: Any, param: Any, incomplete: str) -> list[Any]:
+def specs(ctx: Any, incomplete: str) -> list[str]:
     """A file; with `--list` the name of a sweep."""
-    return sweeps(ctx, param, incomplete) if ctx.params.get("listed") else items([incomplete], "file")
+    return sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + FILE]
 
 
-def bases(ctx: Any, param: Any, incomplete: str) -> list[Any]:
-    return models(ctx, param, incomplete) or items([incomplete], "dir")
+def bases(ctx: Any, incomplete: str) -> list[str]:
+    return models(ctx, incomplete) or [incomplete + DIR]
 
 
-def overrides(ctx: Any, param: Any, incomplete: str) -> list[Any]:
+def overrides(ctx: Any, incomplete: str) -> list[str]:
     """Keys of the spec, and values where they are few or files."""
     from lorad.cli.overrides import KEYS
     from lorad.spec_errors import choices, leaves
@@ -96,24 +94,20 @@ def overrides(ctx: Any, param: Any, incomplete: str) -> list[Any]:
 
     key, equals, value = incomplete.partition("=")
     if not equals:
-        return items([f"{name}=" for name in ("reward", *leaves(Spec)) if name.startswith(key)], "part")
+        return [f"{name}=" for name in ("reward", *leaves(Spec)) if name.startswith(key)]
     few = [f"{key}={choice}" for choice in choices(Spec, key) if choice.startswith(value)]
-    return items(few) + (files(f"{key}=", value) if key in KEYS else [])
+    return few + (files(f"{key}=", value) if key in KEYS else [])
 
 
-def adapters(ctx: Any, param: Any, incomplete: str) -> list[Any]:
+def adapters(ctx: Any, incomplete: str) -> list[str]:
     """The directory of NAME=DIR."""
     name, equals, value = incomplete.partition("=")
     return files(f"{name}=", value) if equals else []
 
 
-def files(before: str, value: str) -> list[Any]:
+def files(before: str, value: str) -> list[str]:
     """What lies where a path begins; shells know only words that are paths as a whole."""
     directory, start = os.path.split(value)
     found = sorted(Path(directory or ".").expanduser().iterdir())
     shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:MOST]
-    names = {path: f"{before}{os.path.join(directory, path.name)}" for path in shown}
-    return [
-        *items([f"{name}/" for path, name in names.items() if path.is_dir()], "part"),
-        *items([name for path, name in names.items() if not path.is_dir()]),
-    ]
+    return [f"{before}{os.path.join(directory, path.name)}{'/' * path.is_dir()}" for path in shown]

@@ -47,4 +47,9 @@ def candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, st
     ctx = _resolve_context(cli, {}, "lorad", whole)
     place, incomplete = _resolve_incomplete(ctx, args, incomplete)
     found = place.shell_complete(ctx, incomplete)
-    return [(item.type, str(item.value), " ".join((item.help or "").split())) for item in found]
+    return [(*kind_of(item), " ".join((item.help or "").split())) for item in found]
+
+
+def kind_of(item: Any) -> tuple[str, str]:
+    value, _, shell = str(item.value).partition("\0")
+    return shell or ("part" if item.type == "plain" and value.endswith(("=", "/")) else item.type), value

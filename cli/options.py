@@ -10,7 +10,7 @@ from lorad.cli import candidates
 from lorad.errors import SpecError
 
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name.", show_default=False, shell_complete=candidates.runs)
+    str, typer.Argument(metavar="RUN", help="A run's name.", show_default=False, autocompletion=candidates.runs)
 ]
 Version = Annotated[
     str,
@@ -18,7 +18,7 @@ Version = Annotated[
         metavar="RUN@N",
         help="Or an alias, or a run: its current version.",
         show_default=False,
-        shell_complete=candidates.versions,
+        autocompletion=candidates.versions,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]

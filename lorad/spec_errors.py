@@ -35,10 +35,11 @@ def without_unknown(
 
 def _meant(part: type[Struct], key: str, prefix: str) -> str:
     """Keys with that name further in (`lr` is trainer.lr), else near ones, else all that there are."""
-    inner = [path for path in leaves(part, prefix) if path.rpartition(".")[2] == key]
+    below = {path: path.rpartition(".")[2] for path in leaves(part, prefix)}
+    inner = [path for path, name in below.items() if name == key]
     fields = part.__struct_fields__
     near = inner or [f"{prefix}{name}" for name in difflib.get_close_matches(key, fields, n=1)]
-    near = near or [path for path in leaves(part, prefix) if difflib.get_close_matches(key, [path.rpartition(".")[2]])]
+    near = near or [path for path, name in below.items() if name in difflib.get_close_matches(key, below.values(), n=1)]
     return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
 
 

@@ -23,7 +23,7 @@ VERSIONS = (
 def adapters(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False, shell_complete=candidates.runs),
+        typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False, autocompletion=candidates.runs),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ TRAFFIC = (
 def aliases(
     alias: Annotated[
         str | None,
-        typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False, shell_complete=candidates.aliases),
+        typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False, autocompletion=candidates.aliases),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="End this alias.")] = False,
     traffic: Annotated[

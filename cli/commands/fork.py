@@ -25,7 +25,7 @@ def fork(
             metavar="RUN@N",
             help="A run's name alone means its current version.",
             show_default=False,
-            shell_complete=candidates.versions,
+            autocompletion=candidates.versions,
         ),
     ],
     overrides: Annotated[
@@ -33,7 +33,7 @@ def fork(
         typer.Argument(
             metavar="[KEY=VALUE]…",
             help="Any key of the spec but the model and the adapter's shape.",
-            shell_complete=candidates.overrides,
+            autocompletion=candidates.overrides,
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)] = None,

@@ -22,7 +22,7 @@ def generate(
             metavar="ALIAS|RUN[@N]",
             help="A run's name means its current version.",
             show_default=False,
-            shell_complete=candidates.versions,
+            autocompletion=candidates.versions,
         ),
     ],
     prompt: Annotated[str, typer.Argument(show_default=False)],

@@ -22,7 +22,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over or Ctrl-C.")] = False,
     of: Annotated[
         str,
-        typer.Option(help="driver, trainer or engine.", shell_complete=candidates.words("driver", "trainer", "engine")),
+        typer.Option(help="driver, trainer or engine.", autocompletion=candidates.words("driver", "trainer", "engine")),
     ] = "driver",
     as_json: AsJson = False,
 ) -> None:

@@ -22,9 +22,9 @@ Curves = dict[str, tuple[list[float], list[float]]]
 
 @app.command()
 def plot(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", show_default=False, shell_complete=candidates.runs)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", show_default=False, autocompletion=candidates.runs)],
     metric: Annotated[
-        str, typer.Option("--metric", "-m", help="Any metric of a step, or eval.", shell_complete=candidates.metrics)
+        str, typer.Option("--metric", "-m", help="Any metric of a step, or eval.", autocompletion=candidates.metrics)
     ] = "reward",
     png: Annotated[Path | None, typer.Option(help="Write a picture instead.", show_default=False)] = None,
     as_json: AsJson = False,

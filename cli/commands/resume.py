@@ -25,12 +25,12 @@ def resume(
         typer.Argument(
             metavar="[KEY=VALUE]…",
             help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…",
-            shell_complete=candidates.overrides,
+            autocompletion=candidates.overrides,
         ),
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option("--from", help="A checkpoint's step; default: the newest.", shell_complete=candidates.steps),
+        typer.Option("--from", help="A checkpoint's step; default: the newest.", autocompletion=candidates.steps),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
     detach: Detach = False,

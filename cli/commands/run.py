@@ -33,13 +33,13 @@ def run(
     spec: Annotated[
         str,
         typer.Argument(
-            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, shell_complete=candidates.specs
+            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, autocompletion=candidates.specs
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]…", help="Any key of the spec: trainer.lr=3e-5", shell_complete=candidates.overrides
+            metavar="[KEY=VALUE]…", help="Any key of the spec: trainer.lr=3e-5", autocompletion=candidates.overrides
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,

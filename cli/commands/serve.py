@@ -27,7 +27,7 @@ def serve(
             metavar="MODEL",
             help="A directory, a hub id, or builtin:tiny.",
             show_default=False,
-            shell_complete=candidates.bases,
+            autocompletion=candidates.bases,
         ),
     ],
     overrides: Annotated[
@@ -35,7 +35,7 @@ def serve(
         typer.Argument(
             metavar="[KEY=VALUE]…",
             help="How it is served: rollout.backend=sglang pool.memory_fraction=0.5",
-            shell_complete=candidates.overrides,
+            autocompletion=candidates.overrides,
         ),
     ] = None,
     adapters: Annotated[
@@ -46,7 +46,7 @@ def serve(
             metavar="NAME=DIR",
             help="A PEFT directory; again for more.",
             show_default=False,
-            shell_complete=candidates.adapters,
+            autocompletion=candidates.adapters,
         ),
     ] = None,
     stop: Annotated[

@@ -19,7 +19,7 @@ def swap(
     alias: Annotated[
         str,
         typer.Argument(
-            metavar="ALIAS", help="Made if there is none.", show_default=False, shell_complete=candidates.aliases
+            metavar="ALIAS", help="Made if there is none.", show_default=False, autocompletion=candidates.aliases
         ),
     ],
     version: Annotated[
@@ -28,7 +28,7 @@ def swap(
             metavar="[RUN@N]",
             help="Or another alias, or a run.",
             show_default=False,
-            shell_complete=candidates.versions,
+            autocompletion=candidates.versions,
         ),
     ] = None,
     rollback: Annotated[

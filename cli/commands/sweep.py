@@ -25,7 +25,7 @@ def sweep(
     spec: Annotated[
         str | None,
         typer.Argument(
-            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, shell_complete=candidates.specs
+            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, autocompletion=candidates.specs
         ),
     ] = None,
     overrides: Annotated[
@@ -33,7 +33,7 @@ def sweep(
         typer.Argument(
             metavar="[KEY=A,B,…]…",
             help="Keys with several values span the grid: trainer.lr=1e-4,3e-4",
-            shell_complete=candidates.overrides,
+            autocompletion=candidates.overrides,
         ),
     ] = None,
     halving: Annotated[bool, typer.Option("--halving", help="Stop the worse runs at each rung.")] = False,
