@@ -17,7 +17,7 @@
 # make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
-# make snapshots           pictures of every screen of the TUI that the tests compare with, taken again: look at them
+# make snapshots           pictures of every screen of the TUI and tables of commands that tests compare with, taken again: look at them
 # make pictures            those in the README, from the TUI itself
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -139,7 +139,7 @@ slowloris fuzz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
 
 snapshots: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_tui_snapshots.py --snapshot-update $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_tui_snapshots.py tests/test_tables.py --snapshot-update $(ARGS)
 
 pictures: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)

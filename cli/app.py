@@ -9,15 +9,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build
 
 from lorad import __version__
+from lorad.cli.complete import VARIABLE, answer
 from lorad.cli.output import print_error
-from lorad.errors import LoradError, StorageError
+from lorad.errors import LoradError, SpecError, StorageError
 
 COMMANDS = (
     *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
@@ -30,8 +33,30 @@ COMMANDS = (
 class LazyGroup(TyperGroup):
     """Knows every verb by name and imports one only to run it."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As click, with the nearest verbs to one that there is not."""
+        verb = args[0]
+        if verb in COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = get_close_matches(verb, COMMANDS) or [name for name in COMMANDS if name.startswith(verb)]
+        hint = f"Did you mean {' or '.join(near)}?" if near else "`lorad --help` lists all commands."
+        raise SpecError(f"there is no command {verb}", hint=hint)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Every verb with the words that its file begins with: none is imported."""
+        from typer._click.shell_completion import CompletionItem
+
+        if ctx._protected_args or ctx.args:  # of a verb that there is not
+            return []
+        folder = Path(__file__).parent / "commands"
+        found = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
+        for item in found:
+            with (folder / f"{item.value}.py").open() as file:
+                item.help = file.readline().partition(": ")[2].strip('."\n')
+        return [*found, *TyperCommand.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -66,6 +91,9 @@ def lorad(
 
 def main() -> None:
     """The console script."""
+    if shell := os.environ.pop(VARIABLE, ""):
+        answer(shell, build(app))
+        return
     try:
         app()
     except LoradError as error:

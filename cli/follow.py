@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from lorad.cli.launch import start
-from lorad.cli.output import duration, note, number
+from lorad.cli.output import duration, note, number, printable
+from lorad.cli.table import cells, shortened
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable
 
 Json = dict[str, Any]
 PERIOD = 0.25  # seconds between looks
 OVER = ("ended", "paused")
+BAR, MARGIN = 24, 3  # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
+CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
 def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
@@ -25,7 +28,7 @@ def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
         with view.shown():
             return _watch(client, name, view)
     except KeyboardInterrupt:
-        note(f"Detached; {name} goes on. `lorad show {name}` tells how it does, `lorad logs {name} -f` follows it.")
+        note(f"Detached; {name} goes on: `lorad logs {name} -f`.")
         return None
 
 
@@ -80,42 +83,59 @@ class Lines(Silent):
 
 
 class Live(Silent):
-    """A progress bar with the figures of the last step, and the evaluations as they come."""
+    """One line with a bar and the figures of the last step, and above it the evaluations as they come."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.live import Live as RichLive
 
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}", markup=False),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task("", total=None, figures="")
-        self._figures = ""
+        self._live = RichLive(console=Console(stderr=True), auto_refresh=False)
+        self._figures: list[tuple[str, int]] = []
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        with self._progress:
-            yield
+        try:
+            with self._live:
+                yield
+        except KeyboardInterrupt:
+            print(CLEARED, end="", file=sys.stderr, flush=True)
+            raise
 
     def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
+        from rich.text import Text
+
         for found in evals:
-            self._progress.console.print(_evaluation(found), markup=False, highlight=False)
+            self._live.console.print(_evaluation(found), markup=False, highlight=False)
         if steps:
-            last = steps[-1]["metrics"]
             left = (run["steps"] - run["step"]) * sum(s["metrics"]["seconds"] for s in steps) / len(steps)
-            self._figures = f"{_figures(last)}  ETA {duration(left)}"
-        waiting = run.get("waiting") or ""
-        self._progress.update(
-            self._task,
-            description=f"{run['name']} {run['state']} {run['step']}/{run['steps']}",
-            total=run["steps"],
-            completed=run["step"],
-            figures=waiting or self._figures,
-        )
+            self._figures = [*_ranked(steps[-1]["metrics"]), (f"ETA {duration(left)}", 1)]
+        after = [(str(run["waiting"]), 0)] if run.get("waiting") else self._figures
+        line = fitted_line([*_progress(run), *after], self._live.console.width - MARGIN)
+        self._live.update(Text(printable(line), no_wrap=True), refresh=True)
+
+
+def _progress(run: Json) -> list[tuple[str, int]]:
+    done = run["step"] / max(run["steps"], 1)
+    bar = int(BAR * min(done, 1.0))
+    about = f"{run['name']} {run['state']} {run['step']}/{run['steps']}"
+    return [(about, 0), ("━" * bar + "─" * (BAR - bar), 6), (f"{done:.0%}", 4)]
+
+
+def _ranked(m: Json) -> list[tuple[str, int]]:
+    """Figures of a step, each with what is left out first of a narrow line: the highest."""
+    speed = f"{number(m['tokens_per_second'], 0)} tok/s"
+    loss, kl = f"loss {number(m['loss'], 4)}", f"kl {number(m['kl'], 4)}"
+    return [(f"reward {number(m['reward'])}", 0), (loss, 3), (kl, 5), (speed, 2)]
+
+
+def fitted_line(parts: list[tuple[str, int]], width: int) -> str:
+    """The parts side by side: those of the highest rank go until it fits, and those of rank 0 stay."""
+    while True:
+        line = "  ".join(text for text, _ in parts)
+        worst = max(rank for _, rank in parts)
+        if cells(line) <= width or not worst:
+            return shortened(line, width)
+        parts = [part for part in parts if part[1] != worst]
 
 
 def _evaluation(found: Json) -> str:
@@ -123,7 +143,4 @@ def _evaluation(found: Json) -> str:
 
 
 def _figures(m: Json) -> str:
-    return (
-        f"reward {number(m['reward'])}  loss {number(m['loss'], 4)}  kl {number(m['kl'], 4)}  "
-        f"{number(m['tokens_per_second'], 0)} tok/s"
-    )
+    return "  ".join(text for text, _ in _ranked(m))

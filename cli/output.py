@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lorad.cli.table import Column, print_table
 from lorad.text import age, duration, number, printable, size, why
 
 if TYPE_CHECKING:
@@ -16,8 +17,14 @@ Json = dict[str, Any]
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "run_row", "run_table", "size", "why",
+    "printable", "report", "run_row", "run_table", "size", "why",
 ]  # fmt: skip
+
+RUNS = (
+    *("name", "state", "step", Column("reward", 1), Column("eval", 3), Column("version", 4), Column("tok/s", 5)),
+    *(Column("owner", 6), Column("age", 2), Column("why", kind="fold")),
+)
+NO_RUNS = "No runs. `lorad init` writes a spec to start from."
 
 
 def print_json(data: Any) -> None:
@@ -25,47 +32,25 @@ def print_json(data: Any) -> None:
 
 
 def print_error(error: LoradError) -> None:
-    note(f"error: {error.message}")
-    if error.hint:
-        note(f"  {error.hint}")
+    for one in (error, *error.others):
+        note(f"error: {one.message}")
+        if one.hint:
+            note(f"  {one.hint}")
+
+
+def report(text: str) -> None:
+    """One line of what was asked for, on stdout."""
+    print(printable(text), flush=True)
 
 
 def note(text: str) -> None:
-    """One line for a person."""
+    """One line for a person, on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
-
-
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str, folded: Sequence[str] = ("why",)
-) -> None:
-    """A plain table on stdout, as wide as the terminal allows; `empty` is said on stderr when there are no rows.
-    folded: columns whose cells may take several lines."""
-    rows = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    if not rows:
-        note(empty)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=column not in folded, overflow="fold" if column in folded else "ellipsis")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else 200).print(table)
 
 
 def run_table(runs: Sequence[Json]) -> None:
     """The table of `lorad list`."""
-    columns = ("name", "state", "step", "reward", "eval", "version", "tok/s", "owner", "age", "why")
-    print_table(columns, [run_row(r) for r in runs], empty="No runs. `lorad init` writes a spec to start from.")
-
-
-def shortened(text: str, most: int = 120) -> str:
-    """So that it has room in a table; `lorad show` has all of it."""
-    return text if len(text) <= most else f"{text[: most - 1].rstrip(' ,;')}…"
+    print_table(RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
 
 
 def run_row(run: Json) -> tuple[str, ...]:
@@ -81,5 +66,5 @@ def run_row(run: Json) -> tuple[str, ...]:
         number(rate, 0) if run["state"] == "running" else "",
         str(run.get("owner", "")),
         age(run.get("created_at")),
-        shortened(why(run)),
+        why(run),
     )

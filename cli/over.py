@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
 from lorad.cli.output import note, print_json
 from lorad.client import Client
+
+COMING = {
+    "pause": "is pausing: it finishes its step and writes a checkpoint",
+    "stop": "is stopping: it finishes its step and writes a checkpoint",
+    "kill": "is being killed",
+}
 
 
 def ask(name: str, verb: Literal["pause", "stop", "kill"], *, wait: bool, as_json: bool) -> None:
@@ -20,6 +26,12 @@ def ask(name: str, verb: Literal["pause", "stop", "kill"], *, wait: bool, as_jso
     if as_json:
         print_json(run)
     else:
-        note(f"{name} is {run['state']}" + (f" ({run['reason']})." if run.get("reason") else "."))
+        note(in_words(name, verb, run))
     if run.get("reason") not in (None, "completed", "stopped", "killed"):
         raise typer.Exit(1)
+
+
+def in_words(name: str, verb: str, run: dict[str, Any]) -> str:
+    if run["state"] == "stopping":
+        return f"{name} {COMING[verb]}."
+    return f"{name} is {run['state']}" + (f" ({run['reason']})." if run.get("reason") else ".")

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from lorad.cli.launch import start
-from lorad.cli.output import age, note, number, print_json, print_table, printable, why
+from lorad.cli.output import age, note, number, print_json, print_table, why
+from lorad.cli.table import Column, table_lines
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable
 from lorad.transport import Json
 
 PERIOD = 0.5  # seconds between looks
 OVER = ("ended", "paused")
-SWEEPS = ("sweep", "runs", "grid", "halving", "best", "age")
-RUNGS = ("rung", "kept", "stopped", "best")
+SWEEPS = (*("sweep", "runs", Column("halving", 2), Column("best", 1), Column("age", 3), Column("grid", kind="fold")),)
+RUNGS = ("rung", Column("best", 1), Column("kept", kind="fold"), Column("stopped", kind="fold"))
 
 
 def show(sweeps: Sequence[Json], *, one: bool, as_json: bool) -> None:
@@ -41,10 +42,10 @@ def sweep_row(sweep: Json) -> tuple[Any, ...]:
     return (
         sweep["sweep"],
         told_states(sweep),
-        " ".join(f"{key}={','.join(values)}" for key, values in sweep["grid"].items()),
         "" if halving is None else f"{halving['metric']} at {', '.join(map(str, halving['rungs']))}",
         best[0]["name"] if best else "",
         age(sweep["created_at"]),
+        " ".join(f"{key}={','.join(values)}" for key, values in sweep["grid"].items()),
     )
 
 
@@ -58,8 +59,9 @@ def told_states(sweep: Json) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
 
 
-def columns(sweep: Json) -> tuple[str, ...]:
-    return ("run", *sweep["grid"], "state", "step", "reward", "eval", "why")
+def columns(sweep: Json) -> tuple[str | Column, ...]:
+    figures = ("state", Column("step", 3), Column("reward", 2), Column("eval", 1))
+    return ("run", *(Column(key, 4) for key in sweep["grid"]), *figures, Column("why", kind="fold"))
 
 
 def rows(sweep: Json) -> list[tuple[str, ...]]:
@@ -97,7 +99,7 @@ def ranked(sweep: Json) -> list[Json]:
 def rung_row(rung: Json) -> tuple[str, ...]:
     scores = [score for score in rung["scores"].values() if score is not None]
     kept, stopped = ", ".join(rung["kept"]), ", ".join(rung["stopped"])
-    return f"step {rung['step']}", kept, stopped, number(max(scores)) if scores else ""
+    return f"step {rung['step']}", number(max(scores)) if scores else "", kept, stopped
 
 
 def follow(client: Client, name: str, *, quiet: bool) -> Json | None:
@@ -173,12 +175,7 @@ class Live(Silent):
         self._live.__exit__(None, None, None)
 
     def update(self, sweep: Json) -> None:
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in columns(sweep):
-            table.add_column(column, no_wrap=column != "why", overflow="ellipsis")
-        for row in rows(sweep):
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        self._live.update(table, refresh=True)
+        lines = table_lines(columns(sweep), rows(sweep), self._live.console.width, single=True)
+        self._live.update(Text("\n".join(lines)), refresh=True)

@@ -17,17 +17,21 @@ LoradError                 what was wrong, where, and (hint) what to do next
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class LoradError(Exception):
-    """`str(error)` says what was wrong and where; `hint` says what to do next."""
+    """`str(error)` says what was wrong and where; `hint` says what to do next; `others`: what else is wrong there."""
 
     exit_code = 1
     status = 500
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", others: Sequence[LoradError] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.others = tuple(others)
 
 
 class SpecError(LoradError):
@@ -122,13 +126,16 @@ KINDS: dict[str, type[LoradError]] = {
 }
 
 
-def to_wire(error: BaseException) -> dict[str, str]:
-    """An error as it travels over a socket: {kind, message, hint}."""
+def to_wire(error: BaseException) -> dict[str, Any]:
+    """An error as it travels over a socket: {kind, message, hint}, and {others: [{kind, message, hint}]} if any."""
     if isinstance(error, LoradError):
-        return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        return told | ({"others": [to_wire(other) for other in error.others]} if error.others else {})
     return {"kind": "LoradError", "message": f"{type(error).__name__}: {error}", "hint": ""}
 
 
-def from_wire(data: dict[str, str]) -> LoradError:
+def from_wire(data: dict[str, Any]) -> LoradError:
     """The inverse of `to_wire`; an unknown kind becomes a plain LoradError."""
-    return KINDS.get(data.get("kind", ""), LoradError)(data.get("message", ""), hint=data.get("hint", ""))
+    others = [from_wire(other | {"others": []}) for other in data.get("others", [])]
+    kind = KINDS.get(data.get("kind", ""), LoradError)
+    return kind(data.get("message", ""), hint=data.get("hint", ""), others=others)

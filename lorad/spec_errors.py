@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -10,19 +11,57 @@ from msgspec import Struct
 
 from lorad.errors import SpecError
 
-NAME_HINT = "A name is 1 to 63 of a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
+NAME_HINT = "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and begins with a letter or a digit."
 
 
-def refuse_unknown(data: dict[str, Any], part: type[Struct], prefix: str) -> None:
+def without_unknown(
+    data: dict[str, Any], part: type[Struct], prefix: str = ""
+) -> tuple[dict[str, Any], list[SpecError]]:
+    """The keys that there are, and an error for each of the others."""
     fields = {field.name: field.type for field in msgspec.structs.fields(part)}
+    known: dict[str, Any] = {}
+    wrong: list[SpecError] = []
     for key, value in data.items():
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            known = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(fields)}"
-            raise SpecError(f"{prefix}{key}: unknown key", hint=known[0].upper() + known[1:])
+            wrong.append(SpecError(f"{prefix}{key}: unknown key", hint=_meant(part, str(key), prefix)))
+            continue
         section = _section(fields[key])
         if section is not None and isinstance(value, dict):
-            refuse_unknown(value, section, f"{prefix}{key}.")
+            value, more = without_unknown(value, section, f"{prefix}{key}.")
+            wrong += more
+        known[key] = value
+    return known, wrong
+
+
+def _meant(part: type[Struct], key: str, prefix: str) -> str:
+    """Keys with that name further in (`lr` is trainer.lr), else near ones, else all that there are."""
+    below = {path: path.rpartition(".")[2] for path in leaves(part, prefix)}
+    inner = [path for path, name in below.items() if name == key]
+    fields = part.__struct_fields__
+    near = inner or [f"{prefix}{name}" for name in difflib.get_close_matches(key, fields, n=1)]
+    near = near or [path for path, name in below.items() if name in difflib.get_close_matches(key, below.values(), n=1)]
+    return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
+
+
+def leaves(part: type[Struct], prefix: str = "") -> list[str]:
+    """All keys below a section that hold a value, dotted."""
+    found = []
+    for field in msgspec.structs.fields(part):
+        section = _section(field.type)
+        found += [f"{prefix}{field.name}"] if section is None else leaves(section, f"{prefix}{field.name}.")
+    return found
+
+
+def without(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
+    """A copy without the value at `path`; None where nothing is there."""
+    if not path or path[0] not in data:
+        return None
+    rest = {key: value for key, value in data.items() if key != path[0]}
+    if len(path) == 1:
+        return rest
+    inner = data[path[0]]
+    changed = without(inner, path[1:]) if isinstance(inner, dict) else None
+    return rest if changed is None else rest | {path[0]: changed}
 
 
 def _section(kind: Any) -> type[Struct] | None:
@@ -32,15 +71,10 @@ def _section(kind: Any) -> type[Struct] | None:
 
 def advice(spec: type[Struct], message: str) -> str:
     """What the key that `message` begins with may be."""
-    kind: Any = spec
-    default: Any = None
-    for part in message.partition(":")[0].partition("[")[0].split("."):
-        fields = {field.name: field for field in msgspec.structs.fields(_section(kind) or spec)}
-        if part not in fields:
-            return "See `lorad init` for a spec."
-        kind, default = fields[part].type, fields[part].default
-        if default is msgspec.NODEFAULT and fields[part].default_factory is not msgspec.NODEFAULT:
-            default = fields[part].default_factory()
+    found = field_at(spec, message.partition(":")[0].partition("[")[0])
+    if found is None:
+        return "See `lorad init` for a spec."
+    kind, default = found
     if message.startswith("name:"):
         return NAME_HINT
     if choices := [value for value in get_args(kind) if isinstance(value, str)]:
@@ -50,8 +84,31 @@ def advice(spec: type[Struct], message: str) -> str:
     return f"The default is {msgspec.json.encode(default).decode()}."
 
 
+def field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
+    """The type and the default of a dotted key; None where there is no such key."""
+    kind: Any = spec
+    default: Any = None
+    for part in key.split("."):
+        fields = {field.name: field for field in msgspec.structs.fields(_section(kind) or spec)}
+        if part not in fields:
+            return None
+        kind, default = fields[part].type, fields[part].default
+        if default is msgspec.NODEFAULT and fields[part].default_factory is not msgspec.NODEFAULT:
+            default = fields[part].default_factory()
+    return kind, default
+
+
+def choices(spec: type[Struct], key: str) -> list[str]:
+    """The values that a dotted key can have, where they are few."""
+    found = field_at(spec, key)
+    kinds = () if found is None else (found[0], *get_args(found[0]))
+    return [kind for kind in kinds if isinstance(kind, str)] or ["true", "false"] * (bool in kinds)
+
+
 def readable(message: str) -> str:
     """`Expected `int` >= 1 - at `$.lora.rank`` -> `lora.rank: Expected int >= 1`."""
     text, _, where = message.partition(" - at ")
+    if "matching regex" in text:
+        text = "this is no name that can be used"
     key = where.strip("`").removeprefix("$").removeprefix(".")
     return f"{key}: {text}".replace("`", "") if key else text.replace("`", "")

@@ -22,10 +22,27 @@ from lorad.yaml_text import compose, lines, plain
 def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
     """The Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of defaults.
 
-    Raises SpecError beginning with `source:line:` of the key to blame, or with the override.
+    Raises SpecError beginning with `source:line:` of the key to blame, or with the override; `others` of it have what
+    else is wrong.
     """
     data, origins = _read(text, source)
     return _overridden(data, overrides, origins, source)
+
+
+def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
+    """As `load_spec`, of what is to be started. Raises SpecError also where nothing says what to train on."""
+    given = assigned(_read(text, source)[0], overrides)
+    spec = load_spec(text, source=source, overrides=overrides)
+    is_empty = not given.keys() - {"name"}
+    if is_empty or ("train" not in (given.get("data") or {}) and _is_own(given, spec)):
+        missing = ["model.path", "data.train"] if is_empty else ["data.train"]
+        raise SpecError(f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING)
+    return spec
+
+
+def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
+    """The model is not one that comes with lorad, whose demos train on the task `sort`."""
+    return "path" in (given.get("model") or {}) and not spec.model.path.startswith("builtin:")
 
 
 def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
@@ -57,7 +74,8 @@ def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], so
     try:
         return convert(data)
     except SpecError as error:
-        raise SpecError(_located(error.message, origins, source), hint=error.hint) from None
+        found = [SpecError(_located(e.message, origins, source), hint=e.hint) for e in (error, *error.others)]
+        raise SpecError(found[0].message, hint=found[0].hint, others=found[1:]) from None
 
 
 def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -101,6 +119,10 @@ def from_json(data: bytes) -> Spec:
     return msgspec.structs.replace(spec, lora=lora, resources=msgspec.structs.replace(spec.resources, devices=None))
 
 
+_MISSING = (
+    "Say what to train on: data.train is a .jsonl or .parquet file, a hub dataset or a builtin task (sort, reverse), "
+    "and reward is what scores a completion. `lorad init` writes a spec to start from."
+)
 _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
 
 

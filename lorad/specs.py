@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from lorad.errors import SpecError
-from lorad.spec_errors import advice, readable, refuse_unknown
+from lorad.spec_errors import advice, readable, without, without_unknown
 
 COUNT_LIMIT = 2**31 - 1
 Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
@@ -23,7 +23,8 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
-NAME = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+MOST_ERRORS = 20  # that are found at once
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -251,17 +252,24 @@ class Spec(Part, frozen=True):
 def convert(data: Any) -> Spec:
     """The spec of a plain mapping.
 
-    Raises SpecError whose message begins with the key (`lora.rank: Expected int >= 1`); an unknown key comes with
-    the nearest known one.
+    Raises SpecError whose message begins with the key (`lora.rank: Expected int >= 1`), with all that is wrong besides
+    in `others`; an unknown key comes with the nearest known one.
     """
     if not isinstance(data, dict):
         raise SpecError(f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one.")
-    refuse_unknown(data, Spec, "")
-    try:
-        return msgspec.convert(data, Spec)
-    except msgspec.ValidationError as error:
-        message = readable(str(error))
-        raise SpecError(message, hint=advice(Spec, message)) from None
+    known, wrong = without_unknown(data, Spec)
+    rest: dict[str, Any] | None = known
+    while rest is not None and len(wrong) < MOST_ERRORS:
+        try:
+            spec = msgspec.convert(rest, Spec)
+            break
+        except msgspec.ValidationError as error:
+            message = readable(str(error))
+            wrong.append(SpecError(message, hint=advice(Spec, message)))
+            rest = without(rest, message.partition(":")[0].partition("[")[0].split("."))
+    if wrong:
+        raise SpecError(wrong[0].message, hint=wrong[0].hint, others=wrong[1:])
+    return spec
 
 
 def fitted(spec: Spec, positions: int) -> Spec:

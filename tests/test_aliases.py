@@ -106,7 +106,7 @@ async def test_replaced_tensors_are_refused_though_their_manifest_fits(home: Pat
 async def test_names_of_aliases_are_checked(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)
-        for name in ("a@3", "base", "Bot", ".."):
+        for name in ("a@3", "base", "Base", ".."):
             with pytest.raises(LoradError):
                 await api("swap", name, "a")
         with pytest.raises(SpecError, match="give a version"):

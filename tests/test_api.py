@@ -51,7 +51,7 @@ async def test_a_preflight_that_takes_too_long_says_what_it_may_be(home: Path, m
     async with serving(home) as api:
         api.ctx.patience = replace(api.ctx.patience, preflight=0.001)
         with pytest.raises(SpecError, match="took over") as raised:
-            await api.run("a", f"model.path={model}")
+            await api.run("a", f"model.path={model}", "data.train=sort")
         assert hint in str(raised.value.hint)
 
 

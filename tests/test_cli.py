@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lorad.cli.overrides import changed
+from tests.pty_kit import Terminal
 from tests.world import SMALL, World, world
 
 LONG = SMALL.replace("steps: 6", "steps: 400")
@@ -94,7 +97,8 @@ def test_run_takes_the_flags_that_users_of_miles_and_vime_know(made: World) -> N
 def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "moves", "--detach")
     made.reached("moves", 1)
-    assert made.json("pause", "moves", "--wait")["state"] == "paused"
+    assert "moves is pausing: it finishes its step" in made.lorad("pause", "moves").stderr
+    assert made.over("moves")["state"] == "paused"
     step = made.json("checkpoints", "moves")[-1]["step"]
     assert made.json("show", "moves")["step"] == step
     made.lorad("resume", "moves", "--detach")
@@ -139,6 +143,86 @@ def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
     made.lorad("kill", "detached", "--wait")
 
 
+def test_the_live_line_fits_80_columns_and_an_interrupt_leaves_one_line(made: World) -> None:
+    environment = os.environ | {"LORAD_HOME": str(made.home.root), "TERM": "xterm"}
+    command = [sys.executable, "-m", "lorad", "run", str(made.spec(LONG)), "--name", "watched-by-a-narrow-terminal"]
+    terminal = Terminal(command, 80, environment)
+    seen = terminal.until("watched-by-a-narrow-terminal running", "reward", "ETA")
+    terminal.type("\x03")
+    rest, code = terminal.end()
+    drawn = re.findall(r"\x1b\[2K([^\r\x1b]*)", seen + rest)
+    assert drawn and all(len(line) <= 80 for line in drawn) and code == 0
+    assert rest.rpartition("\x1b[1A\x1b[2K\r")[2].startswith("Detached; ") and rest.count("\n") == 2
+    made.lorad("kill", "watched-by-a-narrow-terminal", "--wait")
+
+
+def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
+    with world() as empty:
+        refused = (
+            ("run", empty.spec(), "-d", "--wait"), ("sweep", empty.spec(), "-d", "--wait"), ("tui",),
+            ("resume", "a", "-d", "--wait"), ("fork", "a@1", "-d", "--wait"), ("plot", "a", "--png", "a.jpg"),
+        )  # fmt: skip
+        told = [empty.lorad(*arguments, expect=2).stderr for arguments in refused]
+        assert "--wait" in told[0] and "on a terminal" in told[2] and "Name it a.png" in told[-1]
+        assert not empty.home.root.exists()
+
+
+def test_paths_typed_on_the_command_line_begin_where_the_shell_is(made: World) -> None:
+    rows = '{"prompt": "S:21=", "answer": "12"}\n' * 4
+    (made.root / "mine.jsonl").write_text(rows)
+    (made.root / "grade.py").write_text("def score(completion):\n    return 1.0\n")
+    (made.root / "specs").mkdir()
+    spec = made.spec(name="specs/spec.yaml")
+    typed = ("data.train=mine.jsonl", "reward=grade.py:score", "trainer.steps=1")
+    made.lorad("run", spec, *typed, "--name", "Typed-Here", "--wait")
+    shown = made.json("show", "Typed-Here")["spec"]
+    assert (shown["data"]["train"], shown["reward"]) == (f"{made.root}/mine.jsonl", f"{made.root}/grade.py:score")
+    told = made.lorad("run", spec, "lora.adapter_path=none", "data.train=no.jsonl", "reward=no.py:x", expect=2).stderr
+    assert all(f"{made.root}/{name}" in told for name in ("none", "no.jsonl", "no.py"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("data.train=a.jsonl", 'data.train="{here}/a.jsonl"'),
+        ("data.train=../a.jsonl,b.parquet", 'data.train="{up}/a.jsonl","{here}/b.parquet"'),
+        ("data.eval=sort", "data.eval=sort"),
+        ("data.train=openai/gsm8k:train", "data.train=openai/gsm8k:train"),
+        ("reward=my dir/grade.py:score", 'reward="{here}/my dir/grade.py:score"'),
+        ("reward=exact_match", "reward=exact_match"),
+        ("model.path=Qwen/Qwen3-8B", "model.path=Qwen/Qwen3-8B"),
+        ("model.path=./Qwen", 'model.path="{here}/Qwen"'),
+        ("model.path=builtin:tiny", "model.path=builtin:tiny"),
+        ('lora.adapter_path="start"', 'lora.adapter_path="{here}/start"'),
+        ("lora.adapter_path=~/start", "lora.adapter_path=~/start"),
+        ("lora.adapter_path=", "lora.adapter_path="),
+        ("trainer.lr=3e-4", "trainer.lr=3e-4"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_an_override_with_a_path_is_sent_with_the_whole_path(typed: str, sent: str, tmp_path: Path) -> None:
+    assert changed(typed, tmp_path) == sent.replace("{here}", str(tmp_path)).replace("{up}", str(tmp_path.parent))
+
+
+def test_names_that_differ_in_capitals_alone_are_refused(made: World) -> None:
+    made.run("Capital", "trainer.steps=1")
+    assert "capitals alone" in made.lorad("run", made.spec(), "--name", "capital", expect=1).stderr
+    assert made.json("adapters", "Capital")[-1]["run"] == "Capital"
+    assert made.lorad("generate", "Capital@1", "S:21=").stdout
+    assert "is no longer pinned" in [made.lorad("pin", "Capital@1"), made.lorad("unpin", "Capital@1")][1].stderr
+
+
+def test_a_mistyped_command_comes_with_the_nearest(made: World) -> None:
+    assert "Did you mean show?" in made.lorad("sho", expect=2).stderr
+    assert "lorad --help" in made.lorad("xyzzy", expect=2).stderr
+
+
+def test_reports_are_on_stdout(made: World) -> None:
+    assert "The daemon (pid" in made.lorad("daemon", "start").stdout
+    assert "The daemon (pid" in made.lorad("daemon", "status").stdout
+    assert made.lorad("doctor").stderr == ""
+
+
 def test_plot_writes_a_picture_and_draws_in_the_terminal(made: World) -> None:
     made.run("plotted", "trainer.steps=3")
     assert "reward" in made.lorad("plot", "plotted").stdout
@@ -152,7 +236,7 @@ def test_logs_samples_pools_devices_doctor_and_init_say_something(made: World) -
     assert "S:" in made.lorad("samples", "talker").stdout
     assert "builtin:tiny" in made.lorad("pools").stdout
     assert "cpu" in made.lorad("devices").stdout
-    assert "daemon" in made.lorad("doctor").stderr
+    assert "daemon" in made.lorad("doctor").stdout
     made.lorad("init", made.root / "new.yaml")
     made.lorad("run", made.root / "new.yaml", "trainer.steps=1", "eval.every=0", "--name", "inited", "--wait")
 

@@ -24,13 +24,13 @@ def made() -> Iterator[World]:
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_a_server_that_config_does_not_name_is_told_with_the_commands_that_install_it(made: World, kind: str) -> None:
     made.home.config.write_text("{}")
-    told = made.lorad("doctor", "--engine", kind, expect=1).stderr
+    told = made.lorad("doctor", "--engine", kind, expect=1).stdout
     assert [line for line in install_lines(kind) if line not in told] == []
 
 
 def test_an_interpreter_that_is_not_there_is_named(made: World) -> None:
     made.home.config.write_text("backends: {vllm: {python: /nowhere/bin/python}}")
-    assert "/nowhere/bin/python" in made.lorad("doctor", "--engine", "vllm", expect=1).stderr
+    assert "/nowhere/bin/python" in made.lorad("doctor", "--engine", "vllm", expect=1).stdout
 
 
 def test_a_python_without_the_server_is_told_before_anything_is_started(made: World) -> None:
@@ -41,7 +41,7 @@ def test_a_python_without_the_server_is_told_before_anything_is_started(made: Wo
 
 def test_a_config_that_cannot_be_read_is_told(made: World) -> None:
     made.home.config.write_text("backends: {sglang: {pyton: /x}}")
-    assert "pyton" in made.lorad("doctor", "--engine", "sglang", expect=1).stderr
+    assert "pyton" in made.lorad("doctor", "--engine", "sglang", expect=1).stdout
 
 
 def test_an_unknown_engine_is_bad_usage(made: World) -> None:

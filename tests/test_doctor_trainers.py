@@ -32,7 +32,7 @@ def test_fsdp_needs_nothing_but_lorads_own_environment(made: World) -> None:
 
 def test_a_trainer_that_config_does_not_name_is_told_with_the_commands_that_install_it(made: World) -> None:
     made.home.config.write_text("{}")
-    told = made.lorad("doctor", "--trainer", "megatron", expect=1).stderr
+    told = made.lorad("doctor", "--trainer", "megatron", expect=1).stdout
     assert [line for line in install_lines("megatron") if line not in told] == []
 
 
@@ -44,7 +44,7 @@ def test_a_python_without_the_trainer_is_told(made: World) -> None:
 
 def test_an_interpreter_that_is_not_there_is_named(made: World) -> None:
     made.home.config.write_text("backends: {fsdp: {python: /nowhere/bin/python}}")
-    assert "/nowhere/bin/python" in made.lorad("doctor", "--trainer", "fsdp", expect=1).stderr
+    assert "/nowhere/bin/python" in made.lorad("doctor", "--trainer", "fsdp", expect=1).stdout
 
 
 @pytest.mark.parametrize(("program", "said"), [("/bin/true", "it printed nothing"), ("/bin/echo", "it printed '-I -c")])

@@ -109,7 +109,7 @@ def test_doctor_tells_of_orphans_with_and_without_a_daemon() -> None:
             made.lorad("daemon", "start")
             assert [orphan["pid"] for orphan in made.client.orphans()] == [left.pid]
             made.lorad("daemon", "stop")
-            assert f"Ended: pid {left.pid} of " in made.lorad("doctor", "--repair").stderr
+            assert f"Ended: pid {left.pid} of " in made.lorad("doctor", "--repair").stdout
             assert left.wait(60) == -15
         finally:
             left.kill()

@@ -248,7 +248,7 @@ def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) ->
         assert "is damaged" in refused and "`lorad doctor --repair`" in refused
         told = {check["name"]: check for check in json.loads(made.lorad("doctor", "--json", expect=1).stdout)}
         assert not told["database"]["ok"] and "--repair" in told["database"]["hint"]
-        assert "is built anew: 1 runs" in made.lorad("doctor", "--repair").stderr
+        assert "is built anew: 1 runs" in made.lorad("doctor", "--repair").stdout
         assert damaged(made.home.root)
         made.lorad("daemon", "start")
         assert made.over("r")["reason"] == "completed"

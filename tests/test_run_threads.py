@@ -209,7 +209,7 @@ def test_doctor_tells_what_pools_would_get_have_and_why() -> None:
         facts = checks(made)["pool tiny-1"]["facts"]
         assert (facts["threads"], facts["wait_policy"], facts["malloc"]) == (1, "passive", {})
         assert facts["reasons"]["threads"] == {"source": "spec", "text": "pool.threads"}
-        assert "pool tiny-1" in made.lorad("doctor").stderr
+        assert "pool tiny-1" in made.lorad("doctor").stdout
 
 
 @pytest.mark.parametrize(

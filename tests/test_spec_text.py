@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from lorad.errors import SpecError
-from lorad.spec_text import load_spec
+from lorad.errors import SpecError, from_wire, to_wire
+from lorad.spec_text import load_spec, load_task
 from lorad.specs import Spec
 
 
@@ -102,6 +102,49 @@ def test_a_bad_override_is_blamed_and_not_the_file() -> None:
     assert "not of the form key=value" in str(refusal("", "lora..rank=1"))
     assert "seed is 3, it has no keys" in str(refusal("seed: 3", "seed.x=1"))
     assert str(refusal("", "rollout.stop=[")).startswith("override rollout.stop=[")
+
+
+def test_all_errors_are_told_at_once_each_with_its_line() -> None:
+    refused = refusal("seed: -1\nlora:\n  rnak: 3\n  alpha: x\ntrainer: {betas: [0.9, 2]}\n", "rollout.top_k=many")
+    lines = [error.message.partition(": Expected")[0] for error in (refused, *refused.others)]
+    assert lines[0].startswith("spec.yaml:3: lora.rnak: unknown key")
+    assert {"spec.yaml:1: seed", "spec.yaml:4: lora.alpha", "spec.yaml:5: trainer.betas[1]"} < set(lines)
+    assert "override rollout.top_k=many: rollout.top_k" in lines and len(lines) == 5
+    assert [error.message for error in from_wire(to_wire(refused)).others] == [e.message for e in refused.others]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lr", "trainer.lr"),
+        ("rank", "lora.rank"),
+        ("every", "eval.every or checkpoint.every"),
+        ("stepz", "trainer.steps"),
+    ],
+)
+def test_a_key_without_its_section_comes_with_the_whole_one(key: str, meant: str) -> None:
+    assert refusal("", f"{key}=3").hint == f"Did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [("", "model.path and data.train are"), ("name: a", "model.path and data.train are"),
+     ("model: {path: Qwen/Qwen3-8B}", "data.train is"), ("model: {path: x}\ndata: {eval: sort}", "data.train is")],
+)  # fmt: skip
+def test_a_spec_that_does_not_say_what_to_train_on_is_not_started(text: str, missing: str) -> None:
+    with pytest.raises(SpecError, match=f"s.yaml: {missing} missing"):
+        load_task(text, source="s.yaml")
+
+
+def test_demos_on_the_base_that_comes_with_lorad_need_no_data() -> None:
+    assert load_task("model: {path: 'builtin:tiny'}").data.train == "sort"
+    assert load_task("model: {path: x}", overrides=["data.train=rows.jsonl"]).data.train == "rows.jsonl"
+
+
+def test_names_may_have_capitals_and_what_is_none_is_told_in_words() -> None:
+    assert load_spec("name: Qwen3-8B-GSM8K").name == "Qwen3-8B-GSM8K"
+    refused = refusal("name: my run")
+    assert "regex" not in refused.message and "A-Z" in refused.hint
 
 
 def test_a_bomb_of_aliases_is_refused() -> None:

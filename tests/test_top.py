@@ -37,6 +37,15 @@ DEVICE = {
     "processes": [{"pid": 7, "user": "bob", "name": "x\x1b[31m", "memory": 9 << 30, "ours": False}],
 }  # fmt: skip
 
+
+def on_a_terminal(patch: pytest.MonkeyPatch, width: int, height: int) -> None:
+    """As if the captured output were one."""
+    patch.setattr(sys.stdout, "isatty", lambda: True)
+    patch.setenv("COLUMNS", str(width))
+    patch.setenv("LINES", str(height))
+    patch.setenv("NO_COLOR", "1")
+
+
 Shown = Callable[..., list[str]]
 
 
@@ -53,7 +62,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], h
 
     def lines(world: World, width: int = 200, height: int = 0, **options: bool) -> list[str]:
         monkeypatch.setattr(top, "Client", lambda: Client(transport=Prepared(world)))
-        monkeypatch.setattr(top, "room", lambda: (width, height))
+        on_a_terminal(monkeypatch, width, height or 1000)
         top.top(**options)
         return capsys.readouterr().out.splitlines()
 
@@ -67,7 +76,7 @@ def test_runs_pools_devices_and_alarms_are_told(shown: Shown) -> None:
         word in text for word in ("sorter", "3/10", "qwen", "sample", "2/8", "gpu:0", "90%", "9.0 TiB free", "▁·█")
     )
     assert "!!  sorter  kl" in text and "!   gpu:0   memory" in text
-    assert "\x1b" not in text
+    assert "x\\x1b[31m" in text
 
 
 def test_what_works_comes_first_whatever_its_age(shown: Shown) -> None:
@@ -162,7 +171,7 @@ def test_on_a_terminal_it_fits_and_is_drawn_again(home: Path) -> None:
 def test_the_tui_shows_it_until_its_screens_stand(
     shown: Shown, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(top, "room", lambda: (100, 24))
+    on_a_terminal(monkeypatch, 100, 24)
     with tui.glance(Client(transport=Prepared(a_world(a_run("sorter")))), Config()):
         seen = capsys.readouterr().out
     assert seen.startswith(tui.ENTER) and "sorter" in seen and seen.endswith(tui.DRAWN)

@@ -6,16 +6,25 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, print_json, print_table
+from lorad.cli.table import Column
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
+VERSIONS = (
+    *("version", Column("step", 3), Column("sha256", 6), Column("rank", 7), Column("alpha", 8), Column("held", 2)),
+    *(Column("loaded", 4), Column("attested", 1), Column("age", 5), Column("path", 9, "whole")),
+)
 
 
 @app.command()
 def adapters(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False)] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Only this run's.", show_default=False, autocompletion=candidates.runs),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Versions, oldest first: where they are, what they hash to, who needs them, whether they are attested."""
@@ -23,7 +32,6 @@ def adapters(
     if as_json:
         print_json(versions)
         return
-    columns = ("version", "step", "sha256", "rank", "alpha", "held", "loaded", "attested", "age", "path")
     rows = [
         (
             f"{v['run']}@{v['version']}",
@@ -39,4 +47,4 @@ def adapters(
         )
         for v in versions
     ]
-    print_table(columns, rows, empty="No versions yet.")
+    print_table(VERSIONS, rows, empty="No versions yet.")

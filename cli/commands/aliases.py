@@ -6,19 +6,28 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, note, print_json, print_table
+from lorad.cli.table import Column
 from lorad.client import Client
 from lorad.errors import SpecError
 from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
-TRAFFIC = ("alias", "version", "requests", "failed", "in flight", "req/s", "tok/s", "first p50", "p50", "p95")
+ALIASES = ("alias", "version", Column("sha256", 3), Column("attested", 1), Column("by", 4), Column("age", 2))
+TRAFFIC = (
+    *("alias", "version", "requests", Column("failed", 1), Column("in flight", 4), Column("req/s", 2)),
+    *(Column("tok/s", 5), Column("first p50", 7), Column("p50", 3), Column("p95", 6)),
+)
 
 
 @app.command()
 def aliases(
-    alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False)] = None,
+    alias: Annotated[
+        str | None,
+        typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False, autocompletion=candidates.aliases),
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="End this alias.")] = False,
     traffic: Annotated[
         bool, typer.Option("--traffic", help="Requests at the gateway; rates and times of the last minute.")
@@ -45,8 +54,7 @@ def aliases(
             (a["alias"], f"{a['run']}@{a['version']}", a["sha256"][:12], a["attested"], a["by"], age(a["updated_at"]))
             for a in found
         ]
-        columns = ("alias", "version", "sha256", "attested", "by", "age")
-        print_table(columns, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        print_table(ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
     else:
         moves = [
             ("(removed)" if m["version"] is None else f"{m['run']}@{m['version']}", m["by"], age(m["at"]))

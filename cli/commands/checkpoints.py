@@ -6,9 +6,11 @@ import typer
 
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, print_json, print_table, size
+from lorad.cli.table import Column
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
+CHECKPOINTS = ("step", "version", Column("size", 1), Column("age", 2), Column("path", kind="whole"))
 
 
 @app.command()
@@ -19,4 +21,4 @@ def checkpoints(run: Run, as_json: AsJson = False) -> None:
         print_json(rows)
         return
     cells = [(c["step"], f"@{c['version']}", size(c["bytes"]), age(c["created_at"]), c["path"]) for c in rows]
-    print_table(("step", "version", "size", "age", "path"), cells, empty="No checkpoints yet.")
+    print_table(CHECKPOINTS, cells, empty="No checkpoints yet.")

@@ -13,7 +13,7 @@ import typer
 from lorad.cli.launch import start as launch
 from lorad.cli.logout_checks import has_linger, own_name
 from lorad.cli.options import AsJson
-from lorad.cli.output import age, note, print_json
+from lorad.cli.output import age, note, print_json, report
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client import Client
 from lorad.errors import Conflict, DaemonUnreachable
@@ -31,7 +31,7 @@ def start(as_json: AsJson = False) -> None:
         client.status()
     except DaemonUnreachable:
         launch(client)
-    report(client, as_json)
+    show(client, as_json)
 
 
 @app.command()
@@ -50,7 +50,7 @@ def stop(
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Whether it answers, and what it looks after."""
-    report(Client(), as_json)
+    show(Client(), as_json)
 
 
 @app.command()
@@ -123,18 +123,18 @@ def about(unit: Unit, *, started: bool) -> dict[str, Any]:
     return {**told, "started": started, "linger": linger, "next": commands}
 
 
-def report(client: Client, as_json: bool) -> None:
+def show(client: Client, as_json: bool) -> None:
     data = client.status()
     if as_json:
         print_json(data)
         return
     runs = ", ".join(f"{count} {state}" for state, count in data["runs"].items() if count) or "no runs"
-    note(f"The daemon (pid {data['pid']}, version {data['version']}) runs for {age(data['started_at'])}: {runs}.")
-    note(f"Home: {data['home']}")
+    report(f"The daemon (pid {data['pid']}, version {data['version']}) runs for {age(data['started_at'])}: {runs}.")
+    report(f"Home: {data['home']}")
     for trouble in data["troubles"]:
-        note(f"It cannot go on with something, and tries again: {trouble}")
+        report(f"It cannot go on with something, and tries again: {trouble}")
     if data["gateway"]:
-        note(f"The gateway speaks OpenAI's API on {data['gateway']}.")
+        report(f"The gateway speaks OpenAI's API on {data['gateway']}.")
 
 
 def _await_end(client: Client) -> None:

@@ -8,9 +8,14 @@ import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, print_json, print_table, size
+from lorad.cli.table import Column
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
+DEVICES = (
+    *("device", Column("name", 3), "used", Column("total", 1), Column("busy", 2), Column("pool", 4)),
+    *(Column("user", 5), Column("since", 6), Column("why", kind="fold")),
+)
 
 
 @app.command()
@@ -20,8 +25,7 @@ def devices(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = ("device", "name", "used", "total", "busy", "pool", "user", "since", "why")
-    print_table(columns, [device_row(row) for row in rows], empty="No devices.")
+    print_table(DEVICES, [device_row(row) for row in rows], empty="No devices.")
 
 
 def device_row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from lorad.cli.engine_checks import engine_checks, trainer_checks
 from lorad.cli.logout_checks import logout_check, own_name
 from lorad.cli.options import AsJson
 from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_words
-from lorad.cli.output import note, print_json, printable, size
+from lorad.cli.output import print_json, printable, report, size
 from lorad.cli.runtime_checks import runtime_checks
 from lorad.client import Client
 from lorad.config import load
@@ -74,14 +74,14 @@ def show_repaired(done: dict[str, Any], as_json: bool) -> None:
         print_json(done)
         return
     for word in done["told"]:
-        note(f"note  {word}")
+        report(f"note  {word}")
     counts = ", ".join(f"{count} {rows}" for rows, count in done["counts"].items() if count)
-    note(f"{done['database']} is built anew: {counts or 'nothing was in it'}.")
+    report(f"{done['database']} is built anew: {counts or 'nothing was in it'}.")
     if done["kept"]:
-        note(f"The old one is kept as {done['kept']}.")
+        report(f"The old one is kept as {done['kept']}.")
     for orphan in done["orphans"]:
-        note(f"Ended: {orphan_in_words(orphan)}.")
-    note("`lorad daemon start` takes over what works; runs went on meanwhile.")
+        report(f"Ended: {orphan_in_words(orphan)}.")
+    report("`lorad daemon start` takes over what works; runs went on meanwhile.")
 
 
 def everything(home: Home) -> Iterator[Check]:
@@ -107,9 +107,9 @@ def of_backends(home: Home, engine: str | None, trainer: str | None, probe: bool
 
 
 def show(found: Check) -> None:
-    note(f"{'ok  ' if found['ok'] else 'FAIL'}  {found['name']:<14} {found['detail']}")
+    report(f"{'ok  ' if found['ok'] else 'FAIL'}  {found['name']:<14} {found['detail']}")
     for line in found["hint"].splitlines():
-        note(f"      {'':<14}{line}")
+        report(f"      {'':<14}{line}")
 
 
 def check(name: str, ok: bool, detail: str, hint: str = "", facts: dict[str, Any] | None = None) -> Check:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
 from lorad.client import Client
@@ -16,7 +17,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def export(
-    version: Annotated[str, typer.Argument(metavar="RUN@N", show_default=False)],
+    version: Annotated[str, typer.Argument(metavar="RUN@N", show_default=False, autocompletion=candidates.versions)],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.follow import follow
 from lorad.cli.launch import connected
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Detach, WaitOver, refuse_both
 from lorad.cli.output import note, print_json
+from lorad.cli.overrides import from_here
 from lorad.cli.result import conclude
 
 app = typer.Typer(add_completion=False)
@@ -19,27 +21,37 @@ app = typer.Typer(add_completion=False)
 def fork(
     version: Annotated[
         str,
-        typer.Argument(metavar="RUN@N", help="A run's name alone means its current version.", show_default=False),
+        typer.Argument(
+            metavar="RUN@N",
+            help="A run's name alone means its current version.",
+            show_default=False,
+            autocompletion=candidates.versions,
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="Any key of the spec but the model and the adapter's shape."),
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help="Any key of the spec but the model and the adapter's shape.",
+            autocompletion=candidates.overrides,
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)] = None,
     steps: Annotated[
         int | None, typer.Option(help="Steps that it makes itself; default: RUN's trainer.steps.", min=1)
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="The weights alone: Adam begins anew.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")] = False,
+    detach: Detach = False,
+    wait: WaitOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may go on meanwhile.
 
     Steps, data and learning rate begin anew: `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
     """
+    refuse_both(detach, wait)
     client = connected()
-    forked = client.fork(version, overrides=overrides or [], name=name, steps=steps, fresh=fresh)
+    forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
     if detach or (as_json and not wait):
         print_json(forked) if as_json else note(f"{forked['name']} is {forked['state']}.")
         return

@@ -8,6 +8,7 @@ import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, size
+from lorad.cli.table import Column
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
@@ -24,6 +25,10 @@ def gc(
         print_json(answer)
         return
     rows = [(item["run"], size(item["bytes"]), item["why"], item["path"]) for item in answer["deleted"]]
-    print_table(("run", "size", "why", "path"), rows, empty="There is nothing to delete.")
+    print_table(
+        ("run", "size", Column("why", kind="fold"), Column("path", kind="whole")),
+        rows,
+        empty="There is nothing to delete.",
+    )
     if rows:
         note(f"{size(answer['bytes'])} {'would be' if dry_run else 'are'} free.")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
@@ -17,7 +18,12 @@ app = typer.Typer(add_completion=False)
 def generate(
     version: Annotated[
         str,
-        typer.Argument(metavar="ALIAS|RUN[@N]", help="A run's name means its current version.", show_default=False),
+        typer.Argument(
+            metavar="ALIAS|RUN[@N]",
+            help="A run's name means its current version.",
+            show_default=False,
+            autocompletion=candidates.versions,
+        ),
     ],
     prompt: Annotated[str, typer.Argument(show_default=False)],
     n: Annotated[int, typer.Option("-n", help="How many completions.", min=1, max=1024)] = 1,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import print_json, printable
 from lorad.client import Client
@@ -19,7 +20,10 @@ app = typer.Typer(add_completion=False)
 def logs(
     run: Run,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over or Ctrl-C.")] = False,
-    of: Annotated[str, typer.Option(help="driver, trainer or engine.")] = "driver",
+    of: Annotated[
+        str,
+        typer.Option(help="driver, trainer or engine.", autocompletion=candidates.words("driver", "trainer", "engine")),
+    ] = "driver",
     as_json: AsJson = False,
 ) -> None:
     """The end of a log; -f follows it."""

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
 from lorad.client import Client
-from lorad.errors import NotFound
+from lorad.errors import NotFound, SpecError
 
 app = typer.Typer(add_completion=False)
 
@@ -21,12 +22,16 @@ Curves = dict[str, tuple[list[float], list[float]]]
 
 @app.command()
 def plot(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", show_default=False)],
-    metric: Annotated[str, typer.Option("--metric", "-m", help="Any metric of a step, or eval.")] = "reward",
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", show_default=False, autocompletion=candidates.runs)],
+    metric: Annotated[
+        str, typer.Option("--metric", "-m", help="Any metric of a step, or eval.", autocompletion=candidates.metrics)
+    ] = "reward",
     png: Annotated[Path | None, typer.Option(help="Write a picture instead.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Reward (or another metric) over steps; several runs share the axes."""
+    if png is not None and png.suffix.lower() != ".png":
+        raise SpecError(f"{png}: --png writes PNG alone", hint=f"Name it {png.with_suffix('.png')}.")
     client = Client()
     curves = {run: curve(client, run, metric) for run in runs}
     if as_json:

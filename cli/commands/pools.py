@@ -5,15 +5,22 @@ from __future__ import annotations
 import typer
 
 from lorad.cli.options import AsJson
-from lorad.cli.output import duration, note, number, print_json, print_table, size
+from lorad.cli.output import duration, number, print_json, print_table, report, size
+from lorad.cli.table import Column
 from lorad.client import Client
 from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 
-POOLS = ("pool", "state", "model", "device", "threads", "runs", "versions", "memory", "idle")
+POOLS = (
+    *("pool", "state", Column("model", 3), Column("device", 4), Column("threads", 8), Column("runs", 1)),
+    *(Column("versions", 5), Column("memory", 6), Column("idle", 7)),
+)
 SHOWN = 3  # names of runs in a row
-ENGINES = ("pool", "engine", "mode", "state", "busy", "slots", "hits", "tok/s")
+ENGINES = (
+    *("pool", "engine", Column("mode", 3), "state", Column("busy", 1), Column("slots", 4), Column("hits", 5)),
+    Column("tok/s", 2),
+)
 
 
 @app.command()
@@ -36,7 +43,7 @@ def pools(as_json: AsJson = False) -> None:
     print_table(ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
     for row, engine in engines:
         if engine["detail"]:
-            note(f"{row['pool']}: {engine['detail']}")
+            report(f"{row['pool']}: {engine['detail']}")
 
 
 def pool_row(pool: Json) -> tuple[object, ...]:

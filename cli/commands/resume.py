@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.follow import follow
 from lorad.cli.launch import connected
-from lorad.cli.options import AsJson, Run
+from lorad.cli.options import AsJson, Detach, Run, WaitOver, refuse_both
 from lorad.cli.output import note, print_json
+from lorad.cli.overrides import from_here
 from lorad.cli.result import conclude
 
 app = typer.Typer(add_completion=False)
@@ -21,21 +23,27 @@ def resume(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]…", help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…"
+            metavar="[KEY=VALUE]…",
+            help="From now on: trainer.backend=fsdp trainer.dp=2, rollout.…, pool.…",
+            autocompletion=candidates.overrides,
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option("--from", help="A checkpoint's step; default: the newest.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--from", help="A checkpoint's step; default: the newest.", autocompletion=candidates.steps),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="The new total of steps.", min=1)] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")] = False,
+    detach: Detach = False,
+    wait: WaitOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
 
     The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
     """
+    refuse_both(detach, wait)
     client = connected()
-    resumed = client.resume(run, step=step, steps=steps, overrides=overrides or [])
+    resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides or []))
     if detach or (as_json and not wait):
         print_json(resumed) if as_json else note(f"{run} is {resumed['state']}.")
         return

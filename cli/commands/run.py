@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.follow import follow
 from lorad.cli.launch import connected
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Detach, WaitOver, refuse_both
 from lorad.cli.output import note, print_json
+from lorad.cli.overrides import from_here
 from lorad.cli.result import conclude
 from lorad.errors import DaemonUnreachable, SpecError
 
@@ -29,13 +31,21 @@ def option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
 
 @app.command()
 def run(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False)],
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, autocompletion=candidates.specs
+        ),
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Any key of the spec: trainer.lr=3e-5")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…", help="Any key of the spec: trainer.lr=3e-5", autocompletion=candidates.overrides
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it is over (also with --json).")] = False,
+    detach: Detach = False,
+    wait: WaitOver = False,
     trainer: Annotated[str | None, option("--trainer", "trainer.backend")] = None,
     rollout: Annotated[str | None, option("--rollout", "rollout.backend")] = None,
     rank: Annotated[int | None, option("--lora-rank", "lora.rank")] = None,
@@ -48,6 +58,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Start a run and follow it. Ctrl-C detaches; the run goes on."""
+    refuse_both(detach, wait)
     flags = {
         "trainer.backend": trainer,
         "rollout.backend": rollout,
@@ -62,7 +73,9 @@ def run(
     given = [f"{key}={as_yaml(value)}" for key, value in flags.items() if value is not None]
     text, source, cwd = read_spec(spec)
     client = connected()
-    started = client.run(text, source=source, cwd=str(cwd), overrides=[*(overrides or []), *given], name=name)
+    started = client.run(
+        text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
+    )
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` tells them too
         for warning in client.show(started["name"])["warnings"]:
             note(f"warning: {warning}")

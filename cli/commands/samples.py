@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import number, print_json, print_table
+from lorad.cli.table import Column, print_fields, terminal_width
 from lorad.client import Client
+from lorad.errors import NotFound
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
+
+SAMPLES = (
+    *("sample", Column("step", 3), "reward", Column("advantage", 1), Column("end", 2), Column("prompt", kind="cut")),
+    *(Column("answer", kind="cut"), Column("completion", kind="cut"), Column("error", kind="fold")),
+)
 
 
 @app.command()
@@ -18,25 +27,53 @@ def samples(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Default: the last step.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many.")] = 24,
+    sample: Annotated[
+        int | None, typer.Option("--sample", "-s", help="Show this one whole, by its number in the table.", min=1)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prompts and completions of a step, with their reward and advantage."""
-    rows = Client().samples(run, step=step, limit=limit)
-    if as_json:
+    """Prompts and completions of a step, with their reward and advantage; with --sample one of them, whole.
+
+    A prompt and its answer stand at the first of its samples. What is too long for the terminal has its middle cut.
+    """
+    rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
+    if sample is not None:
+        one = chosen(rows, sample, run)
+        print_json(one) if as_json else print_fields(whole(one))
+    elif as_json:
         print_json(rows)
-        return
-    cells = [
-        (
-            s["step"],
-            repr(s["prompt"])[1:-1],
-            repr(s["completion"])[1:-1],
-            s["answer"],
-            number(s["reward"], 2),
-            number(s["advantage"], 2),
-            s["error"] or s["finish"],
+    else:
+        print_table(SAMPLES, cells(rows, grouped=terminal_width() is not None), empty="No samples yet.")
+
+
+def chosen(rows: Sequence[Json], sample: int, run: str) -> Json:
+    """Raises NotFound."""
+    if len(rows) < sample:
+        raise NotFound(f"{run} has no sample {sample} in that step", hint=f"Its samples are 1 to {len(rows)}.")
+    return rows[sample - 1]
+
+
+def cells(rows: Sequence[Json], *, grouped: bool) -> list[tuple[str, ...]]:
+    """grouped: for people, who see a prompt and its answer once for the samples that share them."""
+    shown, before = [], None
+    for place, row in enumerate(rows, 1):
+        again = grouped and before is not None and row["prompt_id"] == before["prompt_id"]
+        texts = ["" if again else row["prompt"], "" if again else row["answer"], row["completion"], row["error"]]
+        figures = (number(row["reward"], 2), number(row["advantage"], 2), str(row["finish"]))
+        shown.append(
+            (str(place), str(row["step"]), *figures, *(as_line(text, "⏎" if grouped else "\\n") for text in texts))
         )
-        for s in rows
-    ]
-    print_table(
-        ("step", "prompt", "completion", "answer", "reward", "advantage", "end"), cells, empty="No samples yet."
-    )
+        before = row
+    return shown
+
+
+def as_line(text: object, line_break: str) -> str:
+    return "" if text is None else line_break.join(str(text).split("\n"))
+
+
+def whole(sample: Json) -> list[tuple[str, str]]:
+    figures = {"reward": number(sample["reward"]), "advantage": number(sample["advantage"])}
+    named = {"version": f"@{sample['version']}", "end": sample["finish"], "error": sample["error"]}
+    texts = {key: sample[key] for key in ("prompt", "answer", "completion")}
+    fields = {"step": sample["step"], **figures, **named, **texts}
+    return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

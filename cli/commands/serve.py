@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table
@@ -21,18 +22,31 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or builtin:tiny.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A directory, a hub id, or builtin:tiny.",
+            show_default=False,
+            autocompletion=candidates.bases,
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]…", help="How it is served: rollout.backend=sglang pool.memory_fraction=0.5"
+            metavar="[KEY=VALUE]…",
+            help="How it is served: rollout.backend=sglang pool.memory_fraction=0.5",
+            autocompletion=candidates.overrides,
         ),
     ] = None,
     adapters: Annotated[
         list[str] | None,
         typer.Option(
-            "--adapter", "-a", metavar="NAME=DIR", help="A PEFT directory; again for more.", show_default=False
+            "--adapter",
+            "-a",
+            metavar="NAME=DIR",
+            help="A PEFT directory; again for more.",
+            show_default=False,
+            autocompletion=candidates.adapters,
         ),
     ] = None,
     stop: Annotated[

@@ -11,6 +11,7 @@ from lorad.alarms import alarms
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, number, print_json, printable
 from lorad.cli.settings import config_of
+from lorad.cli.table import print_fields
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
@@ -47,15 +48,10 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "directory": data["directory"],
         "processes": ", ".join(f"{p['role']} {p['pid']}" for p in data["processes"]) or "none",
     }
-    for key, value in lines.items():
-        if value:
-            print(f"{key:<11}{printable(str(value))}")
-    for attempt in data["attempts"]:
-        print(f"{'attempt':<11}{attempt['attempt']}: {attempt_in_words(attempt)}")
-    for warning in data.get("warnings", []):
-        print(f"{'warning':<11}{printable(warning)}")
-    for alarm in alarms([data], config_of(client.home).alarms):
-        print(f"{'alarm':<11}{printable(alarm.says)}")
+    attempts = [("attempt", f"{attempt['attempt']}: {attempt_in_words(attempt)}") for attempt in data["attempts"]]
+    warnings = [("warning", str(warning)) for warning in data.get("warnings", [])]
+    told = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
+    print_fields([*((key, str(value)) for key, value in lines.items() if value), *attempts, *warnings, *told])
 
 
 def attempt_in_words(attempt: dict[str, Any]) -> str:

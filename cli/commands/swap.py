@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
@@ -15,9 +16,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def swap(
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Made if there is none.", show_default=False)],
+    alias: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALIAS", help="Made if there is none.", show_default=False, autocompletion=candidates.aliases
+        ),
+    ],
     version: Annotated[
-        str | None, typer.Argument(metavar="[RUN@N]", help="Or another alias, or a run.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[RUN@N]",
+            help="Or another alias, or a run.",
+            show_default=False,
+            autocompletion=candidates.versions,
+        ),
     ] = None,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Back to the version before this one; twice leads forth again.")

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.commands.run import read_spec
 from lorad.cli.launch import connected
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Detach, refuse_both
 from lorad.cli.output import note, print_json
+from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
 from lorad.client import Client
 from lorad.errors import SpecError
@@ -21,11 +23,18 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def sweep(
     spec: Annotated[
-        str | None, typer.Argument(metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="SPEC", help="A YAML file, or - for stdin.", show_default=False, autocompletion=candidates.specs
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=A,B,…]…", help="Keys with several values span the grid: trainer.lr=1e-4,3e-4"),
+        typer.Argument(
+            metavar="[KEY=A,B,…]…",
+            help="Keys with several values span the grid: trainer.lr=1e-4,3e-4",
+            autocompletion=candidates.overrides,
+        ),
     ] = None,
     halving: Annotated[bool, typer.Option("--halving", help="Stop the worse runs at each rung.")] = False,
     eta: Annotated[
@@ -38,7 +47,7 @@ def sweep(
         str | None, typer.Option(metavar="eval|reward", help="What ranks; default: eval if it is there by then.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Runs are NAME-1, NAME-2, …", show_default=False)] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    detach: Detach = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when all are over (also with --json).")] = False,
     listed: Annotated[
         bool, typer.Option("--list", help="Show all sweeps, or the one that is named in place of SPEC.")
@@ -50,6 +59,7 @@ def sweep(
     `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma separates
     values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
     """
+    refuse_both(detach, wait)
     if listed:
         show(Client().sweeps(spec), one=spec is not None, as_json=as_json)
         return
@@ -58,7 +68,9 @@ def sweep(
     text, source, cwd = read_spec(spec)
     wish = wished(halving, eta, rungs, metric)
     client = connected()
-    started = client.sweep(text, source=source, cwd=str(cwd), overrides=overrides or [], name=name, halving=wish)
+    started = client.sweep(
+        text, source=source, cwd=str(cwd), overrides=from_here(overrides or []), name=name, halving=wish
+    )
     for warning in started["warnings"]:
         note(f"warning: {warning}")
     if detach or (as_json and not wait):

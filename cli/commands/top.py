@@ -17,28 +17,33 @@ from lorad.alarms import Alarm, AlarmLimits, alarms
 from lorad.cli.commands import devices
 from lorad.cli.commands.pools import runs_in, versions_in
 from lorad.cli.options import AsJson
-from lorad.cli.output import duration, note, number, print_json, print_table, run_row, shortened, size
+from lorad.cli.output import NO_RUNS, duration, note, number, print_json, run_row, size
 from lorad.cli.settings import config_of
+from lorad.cli.table import Column, folded_as_is, print_table, terminal_width
 from lorad.client import Client
 from lorad.tui.widgets.sparkline import sparkline
 
 app = typer.Typer(add_completion=False)
 
 Json = dict[str, Any]
-Table = tuple[Sequence[str], list[Sequence[object]]]
 
 SPARK = 12  # steps whose rewards are drawn
 SECONDS = 2  # between two looks
 MOST = 50  # runs that ended, without a terminal that says how many fit
 ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
-# Columns, and how wide a terminal has to be for each.
-RUNS = {"name": 0, "state": 0, "step": 0, "reward": 40, "tok/s": 50, "version": 70, "eval": 90, "owner": 100}
-RUNS |= {"age": 110, "recent": 80, "why": 60}
-POOLS = {"pool": 0, "state": 0, "model": 60, "runs": 40, "phase": 90, "versions": 70, "sampled": 50, "trained": 50}
-POOLS |= {"memory": 100, "idle": 110}
-DEVICES = {"device": 0, "used": 0, "total": 60, "busy": 0, "pool": 40, "user": 70, "others": 80}
-FOLDED, GAP = {"why": 12, "what": 12}, 2  # cells: of columns that may be cut, between two
-ALARMS = {"": 0, "about": 0, "alarm": 0, "what": 0}
+RUNS = (
+    *("name", "state", "step", Column("reward", 1), Column("tok/s", 3), Column("version", 5), Column("eval", 7)),
+    *(Column("owner", 8), Column("age", 9), Column("recent", 6), Column("why", 2, "cut")),
+)
+POOLS = (
+    *("pool", "state", Column("model", 4), Column("runs", 1), Column("phase", 6), Column("versions", 5)),
+    *(Column("sampled", 2), Column("trained", 3), Column("memory", 7), Column("idle", 8)),
+)
+DEVICES = (
+    *("device", "used", Column("total", 3), "busy", Column("pool", 1), Column("user", 2)),
+    Column("others", kind="cut"),
+)
+ALARMS = ("", "about", "alarm", Column("what", kind="cut"))
 SIGNS = {"bad": "!!", "look": "!"}
 
 
@@ -87,11 +92,11 @@ def tell(found: Json, told: Sequence[Alarm], watch: bool) -> None:
 
 
 def show(found: Json, told: Sequence[Alarm], watch: bool) -> None:
-    width, lines = room()
+    lines = lines_of_terminal()
     below = [
-        fitting(POOLS, [pool_row(pool) for pool in found["pools"]], width),
-        fitting(DEVICES, [device_row(device) for device in found["devices"]], width),
-        fitting(ALARMS, [alarm_row(alarm) for alarm in told], width),
+        (POOLS, [pool_row(pool) for pool in found["pools"]]),
+        (DEVICES, [device_row(device) for device in found["devices"]]),
+        (ALARMS, [alarm_row(alarm) for alarm in told]),
     ]
     rows = [run_cells(run) for run in found["runs"]]
     least = sum(1 for run in found["runs"] if run["state"] in ORDER[:4])
@@ -99,37 +104,21 @@ def show(found: Json, told: Sequence[Alarm], watch: bool) -> None:
     shown = rows[: max(free, least, 3)] if lines else rows
     if watch:
         print("\x1b[H\x1b[2J", end="")
-    print(headline(found))
+    print(*folded_as_is(headline(found), terminal_width() or 1000), sep="\n")
     print()
-    folded = () if lines else ("why",)
-    print_table(*fitting(RUNS, shown, width), empty="No runs. `lorad init` writes a spec to start from.", folded=folded)
+    print_table(RUNS, shown, empty=NO_RUNS, single=True)
     if (more := sum(found["status"]["runs"].values()) - len(shown)) > 0 and rows:
         note(f"{more} more: `lorad list --all` shows every run.")
     for columns, some in below:
         if some:
             print()
-            print_table(columns, some, empty="")
+            print_table(columns, some, empty="", single=True)
     sys.stdout.flush()
 
 
-def room() -> tuple[int, int]:
-    """Columns and lines of the terminal; no limit of lines where there is none."""
-    if not sys.stdout.isatty():
-        return 200, 0
-    columns, lines = shutil.get_terminal_size((80, 24))
-    return columns, lines
-
-
-def fitting(columns: dict[str, int], rows: Sequence[Sequence[object]], width: int) -> Table:
-    """The columns that a terminal of this width has room for, with what stands in them."""
-    names, leasts = list(columns), list(columns.values())
-    needs = [max(len(name), *(len(str(row[place] or "")) for row in rows), 0) for place, name in enumerate(names)]
-    kept = [place for place, least in enumerate(leasts) if width >= least]
-    while sum(min(needs[place], FOLDED.get(names[place], width)) + GAP for place in kept) > width + GAP:
-        if not leasts[last := max(kept, key=lambda place: leasts[place])]:
-            break
-        kept.remove(last)
-    return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
+def lines_of_terminal() -> int:
+    """0: no limit, where there is none."""
+    return 0 if terminal_width() is None else shutil.get_terminal_size((80, 24)).lines
 
 
 def headline(found: Json) -> str:
@@ -142,8 +131,7 @@ def headline(found: Json) -> str:
 def run_cells(run: Json) -> Sequence[object]:
     """In the order of RUNS."""
     name, state, step, reward, evals, version, rate, owner, age, why = run_row(run)
-    recent = sparkline(run.get("recent"), SPARK)
-    return name, state, step, reward, rate, version, evals, shortened(owner, 16), age, recent, shortened(why, 60)
+    return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.get("recent"), SPARK), why
 
 
 def pool_row(pool: Json) -> Sequence[object]:

@@ -15,6 +15,7 @@ from lorad.cli.launch import connected
 from lorad.cli.settings import config_of
 from lorad.client import Client
 from lorad.config import Config
+from lorad.errors import SpecError
 
 app = typer.Typer(add_completion=False)
 
@@ -34,6 +35,9 @@ def tui(
     """Watch and control runs in the terminal, or (--serve) in a browser."""
     if port is not None and not serve:
         raise typer.BadParameter("it goes with --serve", param_hint="--port")
+    if not serve and "TEXTUAL_DRIVER" not in os.environ and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        hint = "`lorad top` prints the same as text, and `lorad tui --serve` shows it in a browser."
+        raise SpecError("lorad tui draws on a terminal, and its input or output is none", hint=hint)
     client = connected()
     if serve:
         from lorad.tui.web.server import serve as serve_browsers

@@ -49,9 +49,11 @@ def fresh_name(ctx: Context) -> str:
 
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
-    """Raises Conflict when a run, or the files of one, have the name."""
-    if ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (spec.name,)):
-        raise Conflict(f"there is a run named {spec.name}", hint=f"Choose another name, or `lorad rm {spec.name}`.")
+    """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore them."""
+    if row := ctx.store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (spec.name,)):
+        other = "" if row["name"] == spec.name else ", and capitals alone do not tell two runs apart"
+        hint = f"Choose another name, or `lorad rm {row['name']}`."
+        raise Conflict(f"there is a run named {row['name']}{other}", hint=hint)
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():
         raise Conflict(

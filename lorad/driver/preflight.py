@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ from lorad.models.facts import ModelFacts, read_facts
 from lorad.paths import Home, default_home
 from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.reward import ANSWERED
+from lorad.rl.sources import read_rows
+from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Spec, convert, fitted
 from lorad.trainers.setup import modules_of, targets_of
@@ -93,7 +97,40 @@ class Preflight(Struct, frozen=True):
     warnings: list[str]
 
 
-def preflight(
+def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> Preflight:
+    """As `checked`, which ends at the first thing that is wrong; what else is wrong on disk comes with it."""
+    try:
+        return checked(spec, cwd=cwd, **machine)
+    except SpecError as error:
+        others = {other.message: other for other in wrong_on_disk(spec, cwd) if other.message != error.message}
+        raise SpecError(error.message, hint=error.hint, others=[*error.others, *others.values()]) from None
+
+
+def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
+    """What the spec names and is not there, whatever else is wrong."""
+    looks: list[Callable[[], object]] = [
+        lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
+        *(partial(there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
+        lambda: Rewarder(spec.reward_spec, cwd),
+    ]
+    if spec.lora.adapter_path is not None:
+        looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
+    for look in looks:
+        try:
+            look()
+        except SpecError as error:
+            yield error
+        except (AdapterRefused, OSError):  # said by `checked`, once the rest is right
+            pass
+
+
+def there(source: str, cwd: Path) -> None:
+    """A builtin task, or a file that begins with a row. A hub dataset is not asked for. Raises SpecError."""
+    if source not in TASKS and Path(source).suffix.lower() in (".jsonl", ".parquet"):
+        next(iter(read_rows(source, "train", cwd)), None)
+
+
+def checked(
     spec: Spec,
     *,
     cwd: Path,

@@ -26,8 +26,8 @@ FROM aliases a JOIN versions v ON v.run = a.run AND v.version = a.version
 
 def check_name(alias: str) -> None:
     """Raises SpecError for what is no name, and for `base`. A run's name is fine: the alias goes before the run."""
-    if not re.fullmatch(NAME, alias) or alias == BASE:
-        hint = f"`{BASE}` means the model without an adapter." if alias == BASE else NAME_HINT
+    if not re.fullmatch(NAME, alias) or alias.lower() == BASE:
+        hint = f"`{BASE}` means the model without an adapter." if alias.lower() == BASE else NAME_HINT
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
 
 

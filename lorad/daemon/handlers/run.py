@@ -16,7 +16,7 @@ from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
-from lorad.spec_text import load_spec
+from lorad.spec_text import load_task
 
 
 class Body(Struct):
@@ -33,7 +33,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError, Conflict (the name is in use), StorageError; then nothing was made."""
     body = call.json(Body)
     overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
-    spec = await in_thread(ctx, call.caller.uid, load_spec, body.spec, source=body.source, overrides=overrides)
+    spec = await in_thread(ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
     spec = await in_thread(ctx, call.caller.uid, anchored, spec, Path(body.cwd), ctx.user(call.caller.uid))
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)

@@ -21,7 +21,7 @@ from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call
 from lorad.daemon.sweeps import Wish, halving_of
 from lorad.errors import LoradError
-from lorad.spec_text import load_spec
+from lorad.spec_text import load_task
 from lorad.specs import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
 from lorad.store import runs, sweeps
 
@@ -84,7 +84,7 @@ def named(fresh: str, user: User | None, body: Body, overrides: list[list[str]])
 
 
 def loaded(user: User | None, body: Body, overrides: list[str]) -> Spec:
-    return anchored(load_spec(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
+    return anchored(load_task(body.spec, source=body.source, overrides=overrides), Path(body.cwd), user)
 
 
 def refuse(ctx: Context, name: str, points: list[Point]) -> None:

@@ -1,0 +1,113 @@
+"""What can stand in an argument, for the shell's completion: asked of a daemon that answers at once, else nothing.
+
+Each function is an `autocompletion` of typer: (context, what is typed so far) to words. What ends in `=` or `/` goes
+on; FILE and DIR after a word leave it to the shell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lorad.client import Client
+
+SECONDS = 0.15  # that the daemon has: nobody waits for a completion
+MOST = 200  # runs that ended, versions of a run, files
+FILE, DIR = "\0file", "\0dir"
+Complete = Callable[[Any, str], list[str]]
+
+
+def asked(names: Callable[[Client, Any], Iterable[object]]) -> Complete:
+    """Of those names, the ones that begin as what was typed. A daemon is never started."""
+
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return [name for name in map(str, names(Client(timeout=SECONDS), ctx)) if name.startswith(incomplete)]
+
+    return complete
+
+
+def words(*known: str) -> Complete:
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
+
+
+def run_names(client: Client, ctx: Any = None) -> list[str]:
+    return [run["name"] for run in client.list(all=True, limit=MOST)]
+
+
+def alias_names(client: Client, ctx: Any = None) -> list[str]:
+    return [alias["alias"] for alias in client.aliases()]
+
+
+def steps_of(client: Client, ctx: Any) -> list[int]:
+    return [checkpoint["step"] for checkpoint in client.checkpoints(ctx.params["run"])]
+
+
+def metrics_of(client: Client, ctx: Any) -> list[str]:
+    """Of the last step of the runs that are named already, else of the newest run."""
+    names = ctx.params.get("runs") or run_names(client)[:1]
+    found = {"eval"}
+    for run in client.named(list(names)):
+        for step in client.steps(run["name"], after=max(run["step"] - 1, 0)):
+            found |= step["metrics"].keys()
+    return sorted(found)
+
+
+runs = asked(run_names)
+aliases = asked(alias_names)
+pools = asked(lambda client, ctx: [pool["pool"] for pool in client.pools()])
+models = asked(lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool["model"] for pool in client.pools())]))
+steps = asked(steps_of)
+metrics = asked(metrics_of)
+sweeps = asked(lambda client, ctx: [sweep["sweep"] for sweep in client.sweeps()])
+
+
+def versions(ctx: Any, incomplete: str) -> list[str]:
+    """RUN@N of a run that is typed whole or is the only one that begins so, newest first; else runs and aliases."""
+    client = Client(timeout=SECONDS)
+    name, at, _ = incomplete.partition("@")
+    names = [name] if at else [found for found in run_names(client) if found.startswith(name)]
+    others = [] if at else [alias for alias in alias_names(client) if alias.startswith(name)]
+    of_one = client.adapters(names[0])[-MOST:] if len(names) == 1 else []
+    numbered = [f"{version['run']}@{version['version']}" for version in reversed(of_one)]
+    return [name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete)]
+
+
+def specs(ctx: Any, incomplete: str) -> list[str]:
+    """A file; with `--list` the name of a sweep."""
+    return sweeps(ctx, incomplete) if ctx.params.get("listed") else [incomplete + FILE]
+
+
+def bases(ctx: Any, incomplete: str) -> list[str]:
+    return models(ctx, incomplete) or [incomplete + DIR]
+
+
+def overrides(ctx: Any, incomplete: str) -> list[str]:
+    """Keys of the spec, and values where they are few or files."""
+    from lorad.cli.overrides import KEYS
+    from lorad.spec_errors import choices, leaves
+    from lorad.specs import Spec
+
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        return [f"{name}=" for name in ("reward", *leaves(Spec)) if name.startswith(key)]
+    few = [f"{key}={choice}" for choice in choices(Spec, key) if choice.startswith(value)]
+    return few + (files(f"{key}=", value) if key in KEYS else [])
+
+
+def adapters(ctx: Any, incomplete: str) -> list[str]:
+    """The directory of NAME=DIR."""
+    name, equals, value = incomplete.partition("=")
+    return files(f"{name}=", value) if equals else []
+
+
+def files(before: str, value: str) -> list[str]:
+    """What lies where a path begins; shells know only words that are paths as a whole."""
+    directory, start = os.path.split(value)
+    found = sorted(Path(directory or ".").expanduser().iterdir())
+    shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:MOST]
+    return [f"{before}{os.path.join(directory, path.name)}{'/' * path.is_dir()}" for path in shown]

@@ -1,0 +1,55 @@
+"""The answers to a shell that completes: `_LORAD_COMPLETE=SHELL lorad WORD…`, asked by what `lorad completion` prints.
+
+Each line is a kind, a candidate and what it means, between tabs. The kinds: `plain`, `part` (no space comes after it),
+`file` and `dir` (the shell knows them). Where something goes wrong there are none, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+VARIABLE = "_LORAD_COMPLETE"
+
+
+def answer(shell: str, cli: Any) -> None:
+    """Print the candidates for what the shell hands over; nothing else is printed, whatever happens."""
+    with contextlib.suppress(Exception, SystemExit), open(os.devnull, "w") as nowhere:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            words = of_line(sys.argv[1]) if shell == "bash" else (sys.argv[1:] or [""])
+            found = candidates(cli, words[:-1], words[-1])
+        cut = len(words[-1]) - len(replaced(words[-1])) if shell == "bash" else 0
+        for kind, value, meaning in found:
+            print(kind, value[cut:] or "-", meaning, sep="\t")
+
+
+def replaced(word: str) -> str:
+    """The end of a word that bash will replace: it says what that is, since words break at `=` and `:` for it."""
+    end = sys.argv[2] if len(sys.argv) > 2 else word
+    return end if word.endswith(end) else word
+
+
+def of_line(line: str) -> list[str]:
+    """The words after the command; bash splits them also at `=`, `:` and `@`, which is undone by reading the line."""
+    from typer._click.shell_completion import split_arg_string
+
+    words = split_arg_string(line)
+    last = [""] if not line or (line[-1].isspace() and not line.endswith("\\ ")) else []
+    return [*words[1:], *last] or [""]
+
+
+def candidates(cli: Any, args: list[str], incomplete: str) -> list[tuple[str, str, str]]:
+    from typer._click.shell_completion import _resolve_context, _resolve_incomplete
+
+    whole = args[:-1] if args and args[-1].startswith("-") else args  # an option without its value is not understood
+    ctx = _resolve_context(cli, {}, "lorad", whole)
+    place, incomplete = _resolve_incomplete(ctx, args, incomplete)
+    found = place.shell_complete(ctx, incomplete)
+    return [(*kind_of(item), " ".join((item.help or "").split())) for item in found]
+
+
+def kind_of(item: Any) -> tuple[str, str]:
+    value, _, shell = str(item.value).partition("\0")
+    return shell or ("part" if item.type == "plain" and value.endswith(("=", "/")) else item.type), value

@@ -1,0 +1,226 @@
+"""Tables for people: laid out for the width of the terminal, or tab-separated where there is none.
+
+What is exact (names, numbers, states) is never cut. Where it is too much for the width, whole columns are left out, by
+their `drop`, and names longer than a third of the width stand on a line of their own. Text comes last where it fits,
+else on indented lines of its own, broken between words.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from lorad.text import one_line, printable
+
+GAP, INDENT = 2, 4  # cells between two columns, before text on a line of its own
+NAME_LEAST = 16  # a name this long always has room in its column
+FIRST_LEAST = 8  # the column of names is no narrower
+TEXT_LEAST = 12  # with `single`: columns go until text has so much room, or a fifth of the width
+MOST_LINES = 2  # of a folded text under its row
+
+Kind = Literal["exact", "fold", "cut", "whole"]
+
+
+class Column(NamedTuple):
+    """drop: 0 stays at any width; of the others the highest is left out first, and before it what is empty.
+
+    kind: exact, or a text: `fold` is broken between words, at most MOST_LINES of it; `cut` has its middle left out;
+    `whole`, such as a path, is neither. A text with a `drop` is left out where it does not fit beside the rest.
+    """
+
+    name: str
+    drop: int = 0
+    kind: Kind = "exact"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns stand side by side, how wide each is, and which have lines of their own."""
+
+    beside: list[int]
+    widths: dict[int, int]
+    below: list[int]
+
+
+def print_table(
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[Any]],
+    *,
+    empty: str,
+    single: bool = False,
+) -> None:
+    """On stdout. `empty` is said on stderr when there are no rows; single: no row has a second line."""
+    found = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    if found:
+        header, *lines = table_lines(columns, found, terminal_width(), single=single)
+        print(bold(header), *lines, sep="\n")
+    elif empty:
+        print(printable(empty), file=sys.stderr, flush=True)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None where it is none."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+
+
+def table_lines(
+    columns: Sequence[str | Column], rows: Sequence[Sequence[str]], width: int | None, *, single: bool = False
+) -> list[str]:
+    """The header and all rows, whole and tab-separated where there is no width."""
+    heads = [Column(column) if isinstance(column, str) else column for column in columns]
+    cells = [[plain(cell) for cell in row] for row in rows]
+    if width is None:
+        return ["\t".join(line) for line in ([head.name for head in heads], *cells)]
+    layout = laid_out(heads, cells, width, single=single)
+    header = beside([head.name for head in heads], layout)
+    return [header[-1], *(line for row in cells for line in row_lines(heads, row, layout, width))]
+
+
+def plain(cell: str) -> str:
+    return cell if cell.isprintable() else one_line(cell)
+
+
+def laid_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, single: bool) -> Layout:
+    needs = [max(cells(column.name), *(cells(row[place]) for row in rows)) for place, column in enumerate(columns)]
+    filled = [any(row[place] for row in rows) for place in range(len(columns))]
+    texts = [place for place, column in enumerate(columns) if column.kind != "exact" and filled[place]]
+    kept = [place for place, column in enumerate(columns) if column.kind == "exact"]
+    least = {place: min(needs[place], max(TEXT_LEAST, width // 5)) for place in texts if single}
+
+    def room() -> int:
+        return width + GAP - sum(least.get(place, needs[place]) + GAP for place in (*kept, *least))
+
+    def rank(place: int) -> tuple[bool, int]:
+        return not filled[place] and columns[place].drop > 0, columns[place].drop
+
+    if room() < 0 and not single:
+        needs[kept[0]] = min(needs[kept[0]], max(NAME_LEAST, width // 3))
+    while room() < 0 and columns[last := max((*kept, *least), key=rank)].drop:
+        kept.remove(last) if last in kept else least.pop(last)
+    needs[kept[0]] = max(needs[kept[0]] + min(room(), 0), min(needs[kept[0]], FIRST_LEAST))
+    return with_texts(columns, needs, kept, list(least) if single else texts, width, single=single)
+
+
+def with_texts(
+    columns: Sequence[Column], needs: list[int], kept: list[int], texts: list[int], width: int, *, single: bool
+) -> Layout:
+    """What is exact stays as it is; a text comes beside it as long as there is room."""
+    free, below = width - sum(needs[place] + GAP for place in kept) + GAP, []
+    for place in texts:
+        if single:
+            needs[place] = max(min(needs[place], free - GAP), 0)
+        if needs[place] + GAP <= free:
+            kept.append(place)
+            free -= needs[place] + GAP
+        elif not columns[place].drop:
+            below.append(place)
+    return Layout(sorted(kept), {place: needs[place] for place in kept}, below)
+
+
+def row_lines(columns: Sequence[Column], row: Sequence[str], layout: Layout, width: int) -> Iterator[str]:
+    yield from beside(row, layout)
+    label = max((cells(columns[place].name) for place in layout.below), default=0) + GAP
+    labelled = len(layout.below) > 1
+    for place in layout.below:
+        if row[place]:
+            before = INDENT + (label if labelled else 0)
+            name = columns[place].name if labelled else ""
+            for line in text_lines(row[place], columns[place].kind, max(width - before, 1)):
+                yield f"{'':{INDENT}}{name:<{before - INDENT}}{line}"
+                name = ""
+
+
+def beside(row: Sequence[str], layout: Layout) -> list[str]:
+    """The line of a row; before it the name alone, where that is longer than its column."""
+    first, *others = layout.beside
+    name, above = row[first], []
+    if cells(name) > layout.widths[first]:
+        above, name = [name], ""
+    shown = [padded(name, layout.widths[first]), *(fitted(row[place], layout.widths[place]) for place in others)]
+    line = (" " * GAP).join(shown).rstrip()
+    return [*above, line] if line or not above else above
+
+
+def fitted(cell: str, width: int) -> str:
+    """Only a text is wider than its column, with `single`: its end goes."""
+    return padded(cell if cells(cell) <= width else shortened(cell, width), width)
+
+
+def text_lines(text: str, kind: Kind, width: int) -> list[str]:
+    if kind == "whole":
+        return [text]
+    if kind == "cut":
+        return [middle_cut(text, width)]
+    lines = folded(text, width)
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], shortened(" ".join(lines[MOST_LINES - 1 :]), width)]
+    return lines
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Broken between words; a word longer than a line stays whole."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and cells(lines[-1]) + 1 + cells(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
+
+
+def shortened(text: str, width: int) -> str:
+    """Its beginning, in so many cells."""
+    return text if cells(text) <= width else f"{sized(text, max(width - 1, 0)).rstrip(' ,;')}…"
+
+
+def middle_cut(text: str, width: int) -> str:
+    """Its beginning and its end, in so many cells."""
+    if cells(text) <= width:
+        return text
+    end = max((width - 1) // 3, 0)
+    return f"{sized(text, max(width - 1 - end, 0)).rstrip()}…{sized(text[::-1], end)[::-1].lstrip()}"
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """A line for each name and value; on a terminal long values are broken between words and indented."""
+    width, label = terminal_width(), 11
+    for name, value in fields:
+        for line in printable(value).splitlines() or [""]:
+            for part in [line] if width is None else folded_as_is(line, max(width - label, 1)):
+                print(f"{name:<{label}}{part}".rstrip())
+                name = ""
+
+
+def folded_as_is(line: str, width: int) -> list[str]:
+    """A line that fits keeps its spaces."""
+    return [line] if cells(line) <= width else folded(line, width)
+
+
+def padded(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
+
+
+def cells(text: str) -> int:
+    """How wide a terminal draws it."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def sized(text: str, width: int) -> str:
+    if text.isascii():
+        return text[:width]
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width)
+
+
+def bold(text: str) -> str:
+    plain_terminal = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return text if plain_terminal else f"\x1b[1m{text}\x1b[0m"
