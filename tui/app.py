@@ -97,7 +97,8 @@ class LoradApp(App[None]):
         from lorad.tui.screens.help import Help
 
         if not isinstance(self.screen, Help):
-            self.push_screen(Help())
+            works = (each.binding.id for each in self.screen.active_bindings.values())
+            self.push_screen(Help([id for id in works if id]))
 
     def action_freeze(self) -> None:
         self.frozen = not self.frozen
@@ -110,7 +111,7 @@ class LoradApp(App[None]):
         """What the palette offers: what can be done to what is chosen, the screens, then Textual's own."""
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
-                if targets := screen.targets(action.on):
+                if targets := [one for one in screen.targets(action.on) if screen.state(one) not in action.over_when]:
                     whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
                     yield SystemCommand(f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v))
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
