@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
-    """State, figures, processes, attempts and the spec."""
+    """State, figures, processes, attempts, and the spec as far as it differs from the defaults (--json: all of it)."""
     client = Client()
     data = client.show(run)
     if as_json:
@@ -56,6 +56,18 @@ def show(run: Run, as_json: AsJson = False) -> None:
         print(f"{'warning':<11}{printable(warning)}")
     for alarm in alarms([data], config_of(client.home).alarms):
         print(f"{'alarm':<11}{printable(alarm.says)}")
+    for line in spec_lines(data["spec"]):
+        print(f"{'spec':<11}{printable(line)}")
+
+
+def spec_lines(spec: dict[str, Any]) -> list[str]:
+    """What differs from the defaults, as one can type it for `lorad run`."""
+    from lorad.tui.spec_lines import differing, flat
+
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in differing(flat(spec)).items()
+    ]
 
 
 def attempt_in_words(attempt: dict[str, Any]) -> str:
