@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lorad.cli.launch import start
-from lorad.cli.output import duration, note, number
+from lorad.cli.output import duration, note, number, printable
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable
 
@@ -111,10 +111,10 @@ class Live(Silent):
         waiting = run.get("waiting") or ""
         self._progress.update(
             self._task,
-            description=f"{run['name']} {run['state']} {run['step']}/{run['steps']}",
+            description=printable(f"{run['name']} {run['state']} {run['step']}/{run['steps']}"),
             total=run["steps"],
             completed=run["step"],
-            figures=waiting or self._figures,
+            figures=printable(waiting or self._figures),
         )
 
 

@@ -21,7 +21,17 @@ __all__ = [
 
 
 def print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(json_text(data, indent=2))
+
+
+def json_text(data: Any, indent: int | None = None) -> str:
+    """With what a terminal does not show as text (8-bit controls, marks of direction) as \\u escapes: the same data."""
+    lines = json.dumps(data, indent=indent, ensure_ascii=False).split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
+
+
+def escaped(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def print_error(error: LoradError) -> None:
@@ -50,7 +60,8 @@ def print_table(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=column not in folded, overflow="fold" if column in folded else "ellipsis")
+        folds = column in folded
+        table.add_column(Text(printable(column)), no_wrap=not folds, overflow="fold" if folds else "ellipsis")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     terminal = sys.stdout.isatty()

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
+from textual.markup import escape
 from textual.reactive import reactive
 from textual.screen import Screen
 
 from lorad.client import Client
 from lorad.config import Config
 from lorad.errors import SpecError
+from lorad.text import one_line
 from lorad.tui import keys, themes
 from lorad.tui.actions import ACTIONS
 from lorad.tui.feed import Feed, Line
@@ -112,7 +114,7 @@ class LoradApp(App[None]):
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
                 if targets := [one for one in screen.targets(action.on) if screen.state(one) not in action.over_when]:
-                    whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
+                    whom = escape(one_line(targets[0])) if len(targets) == 1 else f"{len(targets)} of them"
                     yield SystemCommand(f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v))
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
             yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
