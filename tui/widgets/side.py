@@ -17,7 +17,7 @@ HIGH = 28  # lines, from which on the seconds stand here
 
 class Side(Vertical):
     DEFAULT_CSS = """
-    Side { padding: 0 1 0 2; }
+    Side { width: 25; padding: 0 1 0 2; }
     Side Line { text-wrap: nowrap; text-overflow: clip; }
     Side #curves-figures { height: auto; }
     Side #curves-column { height: 1fr; margin-top: 1; }
