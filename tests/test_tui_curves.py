@@ -249,10 +249,11 @@ async def test_figures_never_wrap_while_their_column_shrinks() -> None:
             yield side
 
     async with Host().run_test(size=(60, 20)) as user:
-        await user.pause()
+        side.styles.width = 60
+        await until(user, lambda: side.size.width > 50)
         side.tell(3, {"reward": 0.5, "loss": 0.1, "kl": 0.01, "entropy": 0.7, "grad_norm": 0.5}, lambda room: [], [""])
         side.styles.width = 25
-        await until(user, lambda: side.size.width < 25)
+        await until(user, lambda: side.size.width < 25 and "grad norm" in screen_text(user))
         figures = [line for line in screen_text(user).splitlines() if line.strip()]
         assert [line.split()[0] for line in figures] == ["step", "reward", "loss", "kl", "entropy", "grad"]
         assert figures[1].split() == ["reward", "0.500"] and figures[-1].split() == ["grad", "norm", "0.500"]
