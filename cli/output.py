@@ -28,7 +28,17 @@ NO_RUNS = "No runs. `lorad init` writes a spec to start from."
 
 
 def print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(json_text(data, indent=2))
+
+
+def json_text(data: Any, indent: int | None = None) -> str:
+    """With what a terminal does not show as text (8-bit controls, marks of direction) as \\u escapes: the same data."""
+    lines = json.dumps(data, indent=indent, ensure_ascii=False).split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
+
+
+def escaped(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def print_error(error: LoradError) -> None:

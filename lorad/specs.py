@@ -178,10 +178,10 @@ class Eval(Part, frozen=True):
 
 
 class Checkpoint(Part, frozen=True):
-    """A checkpoint every `every` steps and at the end; the newest `keep` stay."""
+    """A checkpoint every `every` steps and at the end; the newest `keep` stay, with 0 all."""
 
     every: Positive = 10
-    keep: Positive = 3
+    keep: NonNegative = 3
     keep_versions: NonNegative = 64  # files of the newest versions that stay though nothing refers to them; 0: all
     keep_samples: NonNegative = 1000  # steps whose samples stay; 0: all
 

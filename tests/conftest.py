@@ -36,6 +36,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh LORAD_HOME whose path is short enough for sockets; what a test started in it is killed at its end."""
     directory = Path(tempfile.mkdtemp(prefix="lr-"))
     monkeypatch.setenv("LORAD_HOME", str(directory))
+    monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
     yield directory
     if any(directory.iterdir()):
         kill_leftovers(directory)

@@ -74,6 +74,8 @@ def test_name_in_use_is_refused(made: World) -> None:
 def test_lora_flags_reach_the_spec(made: World) -> None:
     flags = ("--lora-rank", 4, "--lora-alpha", 8, "--target-modules", "q_proj,v_proj", "--lora-dropout", 0.1)
     made.lorad("run", made.spec(), "trainer.steps=1", "--name", "flags", "--wait", *flags)
+    shown = made.lorad("show", "flags").stdout
+    assert "spec       lora.rank=4\n" in shown and "spec       trainer.steps=1\n" in shown and "lora.type" not in shown
     lora = made.json("show", "flags")["spec"]["lora"]
     assert (lora["rank"], lora["alpha"], lora["dropout"]) == (4, 8, 0.1)
     version = made.json("adapters", "flags")[-1]

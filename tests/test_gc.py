@@ -63,6 +63,15 @@ async def test_what_lost_its_pin_or_alias_goes_and_the_rest_stays(home: Path) ->
         assert [c["step"] for c in await api("checkpoints", "a")] == [6]
 
 
+async def test_keep_0_keeps_every_checkpoint(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoint.keep', 0)")
+        assert [item for item in (await api("gc"))["deleted"] if "checkpoints" in item["path"]] == []
+        assert [c["step"] for c in await api("checkpoints", "a")] == [2, 4, 6]
+
+
 async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx)

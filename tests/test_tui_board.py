@@ -9,6 +9,7 @@ import pytest
 
 from lorad.alarms import AlarmLimits
 from lorad.client import Client
+from lorad.states import EndReason
 from lorad.tui.board import HELD, Board
 from lorad.tui.feed import Changes
 from lorad.tui.happenings import told
@@ -99,6 +100,28 @@ def test_a_new_run_comes_first_and_one_that_is_gone_goes() -> None:
     assert news is not None and [run["name"] for run in news.runs] == ["new", "waits", "calm"]
 
 
+def test_runs_that_ended_come_after_live_ones() -> None:
+    over = a_run("over", state="ended", reason="completed", ended_at=time.time())
+    world = World(over, a_run("old", created_at=900.0), a_run("oldest", created_at=800.0))
+    board, client, _ = a_board(world)
+    world.runs[2] = {**world.runs[2], "step": 5}
+    news = board.read(client, happened(an_event(9, "oldest", "state")))
+    assert news is not None and [run["name"] for run in news.runs] == ["old", "oldest", "over"]
+    world.runs[1] = {**world.runs[1], "state": "ended", "reason": "stopped", "ended_at": time.time()}
+    news = board.read(client, happened(an_event(10, "old", "state")))
+    assert news is not None and [run["name"] for run in news.runs] == ["oldest", "over", "old"]
+
+
+def test_an_imported_adapter_does_not_look_failed() -> None:
+    looks = [cells(a_run("a", state="ended", reason=reason))["state"] for reason in EndReason]
+    assert [text.plain for text in looks if text.plain.startswith("✖")] == [
+        "✖ killed",
+        "✖ failed",
+        "✖ lost",
+        "✖ attestation failed",
+    ]
+
+
 def test_an_old_run_that_something_happened_to_stays_out() -> None:
     world = busy_world()
     board, client, _ = a_board(world)
@@ -129,6 +152,7 @@ def test_the_ticker_leaves_out_what_runs_do_all_the_time() -> None:
     [
         ([0, 0.5, 1], 8, "▁▅█"),
         ([0.3] * 3, 8, "▅▅▅"),
+        ([0.0] * 3, 8, "▁▁▁"),
         ([None, float("nan"), 2, 1], 8, "··█▁"),
         ([1, 2, 3, 4], 2, "▁█"),
         ([-1e308, 1e308], 8, "▁█"),

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from textual.app import App, ComposeResult
 
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable
@@ -19,6 +20,7 @@ from lorad.tui.screens.run import RunScreen
 from lorad.tui.tabs.curves import Curves
 from lorad.tui.widgets.chart import Chart
 from lorad.tui.widgets.choose import Choose
+from lorad.tui.widgets.side import Side
 from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, until, using
 
 Json = dict[str, Any]
@@ -237,6 +239,24 @@ async def test_the_curves_fit_any_terminal(size: tuple[int, int]) -> None:
         await user.press("j", "e", "L", "left", "plus", "l", "c", "t", "f", "end")
         await user.resize_terminal(80, 24)
         await until(user, lambda: "loss" in screen_text(user) and "held-out" in screen_text(user))
+
+
+async def test_figures_never_wrap_while_their_column_shrinks() -> None:
+    side = Side()
+
+    class Host(App[None]):
+        def compose(self) -> ComposeResult:
+            yield side
+
+    async with Host().run_test(size=(60, 20)) as user:
+        side.styles.width = 60
+        await until(user, lambda: side.size.width > 50)
+        side.tell(3, {"reward": 0.5, "loss": 0.1, "kl": 0.01, "entropy": 0.7, "grad_norm": 0.5}, lambda room: [], [""])
+        side.styles.width = 25
+        await until(user, lambda: side.size.width < 25 and "grad norm" in screen_text(user))
+        figures = [line for line in screen_text(user).splitlines() if line.strip()]
+        assert [line.split()[0] for line in figures] == ["step", "reward", "loss", "kl", "entropy", "grad"]
+        assert figures[1].split() == ["reward", "0.500"] and figures[-1].split() == ["grad", "norm", "0.500"]
 
 
 async def test_the_cursor_tells_the_values_of_its_step_and_the_figures_go_with_it() -> None:

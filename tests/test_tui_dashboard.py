@@ -109,6 +109,33 @@ async def test_the_next_run_with_an_alarm_is_a_key_away_and_its_alarm_is_told() 
         await until(user, lambda: line(user, "#why").startswith("bold: KL 0.9"))
 
 
+async def test_acknowledged_alarms_of_ended_runs_stay_away() -> None:
+    failed = a_run("dead", state="ended", reason="failed", detail="out of memory", ended_at=time.time())
+    world = World(a_run("bold", signals={"at": time.time(), "kl": 0.9}), failed)
+    async with using(world, SMALL) as user:
+        await until(user, lambda: line(user, "#alarmed").startswith("2 alarms"))
+        await user.press("A")
+        assert line(user, "#alarmed").startswith("2 alarms")  # the one under the cursor still runs
+        await user.press("G", "A")
+        await until(user, lambda: line(user, "#alarmed").startswith("1 alarm  !! bold"))
+    async with using(world := World(failed), SMALL) as user:
+        await until(user, lambda: names(user) == ["dead"])
+        assert line(user, "#alarmed") == ""
+        world.runs[0] = {**failed, "ended_at": time.time() + 1}  # it was resumed, and failed again
+        world.tell("dead")
+        await until(user, lambda: line(user, "#alarmed").startswith("1 alarm"))
+
+
+async def test_an_acknowledgement_that_cannot_be_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    world = World(a_run("dead", state="ended", reason="failed", ended_at=time.time()))
+    async with using(world, SMALL) as user:
+        await until(user, lambda: line(user, "#alarmed") and names(user))
+        await user.press("A")
+        await until(user, lambda: not line(user, "#alarmed"))
+        assert "until this session ends: /proc/none/lorad/acknowledged.json: No such file" in line(user, "#status")
+
+
 async def test_the_filter_narrows_as_it_is_typed() -> None:
     async with using(busy_world()) as user:
         await until(user, lambda: len(names(user)) == 3)

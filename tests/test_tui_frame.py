@@ -250,6 +250,45 @@ async def test_an_action_can_have_another_key_and_help_tells_it() -> None:
         assert shown.split()[1] == "f9" or shown.split()[0] == "f9"
 
 
+async def test_help_is_of_the_screen_that_one_is_on() -> None:
+    async with using(World(a_run("sorter")), (100, 60)) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("question_mark")
+        await until(user, lambda: "board.filter" in screen_text(user) and "curves.log" not in screen_text(user))
+        await user.press("escape", "enter", "1")
+        await until(user, lambda: "1 curves" in screen_text(user))
+        await user.press("question_mark")
+        await until(user, lambda: "curves.log" in screen_text(user) and "board.filter" not in screen_text(user))
+        await user.press("escape", "2")
+        await until(user, lambda: "No samples yet" in screen_text(user) or "has no samples" in screen_text(user))
+        await user.press("question_mark")
+        await until(user, lambda: "samples.unfold" in screen_text(user) and "curves.log" not in screen_text(user))
+
+
+async def test_help_finds_keys_of_every_screen_by_words() -> None:
+    async with using(World(a_run("sorter"))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("question_mark", "slash", *"fork", "space", *"check")
+        await until(user, lambda: "checkpoints.fork" in screen_text(user) and "board.filter" not in screen_text(user))
+        await user.press(*"qqq")
+        await until(user, lambda: "No key has all of these words." in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: "board.filter" in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: not isinstance(user.app.screen, Help))
+
+
+async def test_help_opens_over_a_question_too() -> None:
+    async with using(World(a_run("sorter", state="paused"))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("r")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await user.press("f1")
+        await until(user, lambda: "ask.go" in screen_text(user) and "board.filter" not in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+
+
 def test_keys_are_told_as_they_are_typed() -> None:
     assert key_names("number_sign,escape,ctrl+p,space,right_square_bracket") == "# esc ctrl+p space ]"
 
@@ -295,6 +334,21 @@ async def test_the_palette_does_what_keys_do_with_what_is_chosen() -> None:
         await until(user, lambda: names(user) == ["sorter"])
         await palette(user, *"pause sor")
         await until(user, lambda: world.asked == [("pause", "sorter")])
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"),
+    [
+        ("running", {"pause", "stop", "kill", "rm"}),
+        ("paused", {"resume", "stop", "kill", "rm"}),
+        ("ended", {"resume", "rm"}),
+    ],
+)
+async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[str]) -> None:
+    async with using(World(a_run("sorter", state=state))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        titles = [command.title for command in user.app.get_system_commands(user.app.screen)]
+        assert {title.split()[0].lower() for title in titles if title.endswith(" sorter")} == offered
 
 
 def test_every_action_has_a_command_of_its_own_and_words() -> None:

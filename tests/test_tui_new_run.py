@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from lorad.errors import SpecError
 from lorad.spec_text import load_spec
 from lorad.specs import Spec
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.help import Help
 from lorad.tui.screens.new_run import NewRun
 from lorad.tui.screens.pick import Pick
 from lorad.tui.screens.run import RunScreen
 from lorad.tui.templates import TEMPLATES
+from lorad.tui.widgets.choice import Choice
 from tests.test_tui_form import a_spec
 from tests.tui_world import User, World, a_run, line, screen_text, until, using
 
@@ -53,6 +56,21 @@ async def test_a_run_is_started_by_keys_alone() -> None:
     assert path == "runs" and body["overrides"] == [] and body["name"] is None
     expected = load_spec(TEMPLATES["small"].filled(), overrides=["name=new", "lora.rank=64"])
     assert load_spec(body["spec"]) == expected
+
+
+async def test_help_opens_from_the_form_and_its_fields() -> None:
+    async with using(a_world(), (80, 24)) as user:
+        form = await begin(user)
+        assert "f1 Help" in screen_text(user).splitlines()[-1]
+        await user.press("question_mark", "f1")
+        await until(user, lambda: "A new run" in screen_text(user) and "form.start" in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: user.app.screen is form)
+        assert form.query(Input).first().value == "?"
+        form.query(Choice).first().focus()
+        await until(user, lambda: "? Help" in screen_text(user).splitlines()[-1])
+        await user.press("question_mark")
+        await until(user, lambda: isinstance(user.app.screen, Help))
 
 
 async def test_a_run_like_another_one_begins_where_that_one_did() -> None:

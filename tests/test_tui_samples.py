@@ -45,6 +45,38 @@ async def test_a_prompt_and_its_completions_are_shown_with_reward_and_advantage(
         assert "logprob -0.375" in text(user) and "@0 · 2 prompts, 8 samples" in head(user)
 
 
+async def test_rewards_of_zero_draw_empty_bars() -> None:
+    zero = [a_sample(0, index, 1, reward=0.0) for index in range(2)]
+    async with using(a_world({1: zero})) as user:
+        await opened(user, 2, "made at 1")
+        assert text(user).count("reward 0.000 ░░░░") == 2
+        table = user.app.screen.query_one("#samples-groups", Rows)
+        assert table.cells("p0")["reward"].plain == "░" * 6
+
+
+QUESTION = (  # of GSM8K, as is its answer
+    "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
+    "every day with four. She sells the remainder at the farmers' market daily for $2 per fresh duck egg. How much in "
+    "dollars does she make every day at the farmers' market?"
+)
+ANSWER = (
+    "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day at the "
+    "farmer’s market.\n#### 18"
+)
+
+
+async def test_a_long_prompt_leaves_room_for_completions() -> None:
+    samples = [a_sample(0, index, 1, prompt=QUESTION, answer=ANSWER) for index in range(4)]
+    async with using(a_world({1: samples}), (80, 24)) as user:
+        await opened(user, 2, "made at 1, sample 0")
+        assert "more lines of the prompt: z" in text(user) and "Janet’s ducks" in text(user)
+        assert "#### 18" in screen_text(user) and "farmers' market?" in screen_text(user)
+        await user.press("z")
+        await until(user, lambda: "muffins for her" in text(user) and "more lines" not in text(user))
+        await user.press("z", "slash", *"muffins", "enter")
+        await until(user, lambda: "muffins for her" in screen_text(user))
+
+
 async def test_keys_go_to_other_steps_and_back_to_the_latest() -> None:
     async with using(a_world({step: samples_of(step, [step]) for step in (1, 2, 3)})) as user:
         await opened(user, 2, "made at 3")

@@ -7,13 +7,15 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from http.cookies import SimpleCookie
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
-from lorad.tui.web.server import SESSIONS
+from lorad.bounds import Bounds
+from lorad.tui.web.server import SESSIONS, Site, listener
 from tests.served import Served, Visitor, served, visit
 from tests.test_house import loaded_after
 from tests.world import World, world
@@ -166,6 +168,46 @@ def test_it_listens_on_loopback_alone(server: Served) -> None:
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
+async def test_who_never_ends_a_request_is_sent_away(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.tui.web.server.CONNECTIONS", Bounds(head=0.3))
+    stands = asyncio.Event()
+    monkeypatch.setattr(Site, "_introduce", lambda site: stands.set())
+    site = Site(home, listener(0))
+    running = asyncio.create_task(site.live())
+    await stands.wait()
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: ")
+    async with asyncio.timeout(30):
+        assert b"no whole request" in await reader.read()
+    writer.close()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+SMUGGLED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Content-Length: 1\r\nContent-Length: 2\r\n\r\na" + SMUGGLED,
+        b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n" + SMUGGLED,
+        b"Content-Length: +0\r\n\r\n" + SMUGGLED,
+    ],
+)
+async def test_a_request_within_another_is_never_read(server: Served, sent: bytes) -> None:
+    host = server.root.removeprefix("http://")
+    reader, writer = await asyncio.open_connection(*host.split(":"))
+    writer.write(f"POST / HTTP/1.1\r\nHost: {host}\r\n".encode() + sent)
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    writer.close()
+    assert answer.count(b"HTTP/1.") == 1 and b" 400 " in answer.partition(b"\r\n")[0]
+
+
 async def test_a_session_ends_when_its_browser_goes_away(server: Served) -> None:
     await until(lambda: not server.sessions())
     async with visit(server) as guest:

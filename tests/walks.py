@@ -132,7 +132,7 @@ WALKS: dict[str, Walk] = {
     "new_run": walk(("n",), "small", ("enter",)),
     "ask": walk(("slash", *"gsm8k", "enter"), ("r",), last=("Resume gsm8k-32k",)),
     "confirm": walk(("slash", *typed("state:running sorter"), "enter"), ("x",), last=("Kill sorter?",)),
-    "help": walk(("question_mark",), last=("Everywhere",)),
+    "help": walk(("question_mark",), last=("keys that work here",)),
     "palette": walk(("ctrl+p",), last=("Search",)),
     "lost": lost,
 }

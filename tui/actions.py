@@ -35,7 +35,7 @@ class Action:
 
     fields: what is asked for first. lost: called on a thread, what will be lost, for the user to agree to; "": nothing
     is, and nothing is asked. told: what came of it. many: what was typed holds for several at once. of_others: what
-    one may see is enough.
+    one may see is enough. over_when: states of a run in which nothing is left to do.
     """
 
     verb: str
@@ -48,6 +48,7 @@ class Action:
     lost: Callable[[Client, str, Values], str] | None = None
     many: bool = False
     of_others: bool = False
+    over_when: frozenset[str] = frozenset()
 
     def command(self, target: str, values: Values | None = None) -> str:
         """The line to type in a shell."""
@@ -151,8 +152,18 @@ def serves(_target: str, row: Json) -> str:
     return f"{row['alias']} serves {row['run']}@{row['version']}{before} ({row['attestation']['verdict']})."
 
 
+LIVE, ENDED, OVER = (
+    frozenset(states)
+    for states in (("queued", "starting", "running", "stopping"), ("ended",), ("stopping", "paused", "ended"))
+)
 RUNS = (
-    _plain("pause", "run", "Finish the step, write a checkpoint and wait", lambda client, run: client.pause(run)),
+    _plain(
+        "pause",
+        "run",
+        "Finish the step, write a checkpoint and wait",
+        lambda client, run: client.pause(run),
+        over_when=OVER,
+    ),
     Action(
         "resume",
         "run",
@@ -163,6 +174,7 @@ RUNS = (
         fields=RESUME,
         lost=losses.of_resume,
         many=True,
+        over_when=LIVE,
     ),
     _plain(
         "stop",
@@ -170,8 +182,16 @@ RUNS = (
         "Finish the step, write a checkpoint and end",
         lambda client, run: client.stop(run),
         lost=losses.of_stop,
+        over_when=ENDED,
     ),
-    _plain("kill", "run", "End it at once", lambda client, run: client.kill(run), lost=losses.of_kill),
+    _plain(
+        "kill",
+        "run",
+        "End it at once",
+        lambda client, run: client.kill(run),
+        lost=losses.of_kill,
+        over_when=ENDED,
+    ),
     _plain(
         "rm",
         "run",

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
+from textual.markup import escape
 from textual.reactive import reactive
 from textual.screen import Screen
 
 from lorad.client import Client
 from lorad.config import Config
 from lorad.errors import SpecError
+from lorad.text import one_line
 from lorad.tui import keys, themes
 from lorad.tui.actions import ACTIONS
 from lorad.tui.feed import Feed, Line
@@ -97,7 +99,8 @@ class LoradApp(App[None]):
         from lorad.tui.screens.help import Help
 
         if not isinstance(self.screen, Help):
-            self.push_screen(Help())
+            works = (each.binding.id for each in self.screen.active_bindings.values())
+            self.push_screen(Help([id for id in works if id]))
 
     def action_freeze(self) -> None:
         self.frozen = not self.frozen
@@ -110,8 +113,8 @@ class LoradApp(App[None]):
         """What the palette offers: what can be done to what is chosen, the screens, then Textual's own."""
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
-                if targets := screen.targets(action.on):
-                    whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
+                if targets := [one for one in screen.targets(action.on) if screen.state(one) not in action.over_when]:
+                    whom = escape(one_line(targets[0])) if len(targets) == 1 else f"{len(targets)} of them"
                     yield SystemCommand(f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v))
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
             yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lorad.alarms import MEASURED, Alarm, AlarmLimits, alarms, order
 from lorad.client import Client
+from lorad.tui.acknowledged import Acknowledged
 
 if TYPE_CHECKING:
     from lorad.tui.feed import Changes
@@ -32,7 +33,8 @@ PASSING = frozenset({"queued", "starting"})  # why they wait changes without an 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """At one moment. runs: newest first. events: those that are not routine, newest first. alarms: worst first."""
+    """At one moment. runs: newest first, those that ended last. events: those that are not routine, newest first.
+    alarms: worst first."""
 
     runs: tuple[Json, ...] = ()
     pools: tuple[Json, ...] = ()
@@ -52,10 +54,12 @@ class Snapshot:
 
 
 class Board:
-    """Kept up to date by one thread. all: also runs that ended more than a day ago."""
+    """Kept up to date by one thread. all: also runs that ended more than a day ago. acknowledged: runs that ended and
+    whose alarms are left out."""
 
-    def __init__(self, limits: AlarmLimits, *, all: bool = False) -> None:
+    def __init__(self, limits: AlarmLimits, acknowledged: Acknowledged | None = None, *, all: bool = False) -> None:
         self.all = all
+        self.acknowledged = acknowledged or Acknowledged()
         self._limits = limits
         self._runs: dict[str, Json] = {}
         self._events: deque[Json] = deque(maxlen=EVENTS)
@@ -93,7 +97,7 @@ class Board:
 
     def _list(self, client: Client) -> None:
         runs = client.list(all=self.all)
-        self._runs = {run["name"]: self._same(run) for run in runs}
+        self._runs = {run["name"]: self._same(run) for run in sorted(runs, key=has_ended)}
         self._listed = time.monotonic()
 
     def _same(self, run: Json) -> Json:
@@ -104,15 +108,15 @@ class Board:
     def _merge(self, names: Iterable[str], found: Iterable[Json]) -> None:
         """Of `names`, those that are not found are gone."""
         fresh = {run["name"]: self._same(run) for run in found if self._is_listed(run)}
-        moved = [run for name, run in fresh.items() if self._place(name) != run["created_at"]]
+        moved = [run for name, run in fresh.items() if self._place(name) != place(run)]
         for name in set(names) - set(fresh):
             self._runs.pop(name, None)
         self._runs |= fresh
         if moved:
-            self._runs = dict(sorted(self._runs.items(), key=lambda item: -item[1]["created_at"]))
+            self._runs = dict(sorted(self._runs.items(), key=lambda item: place(item[1])))
 
-    def _place(self, name: str) -> float | None:
-        return self._runs[name]["created_at"] if name in self._runs else None
+    def _place(self, name: str) -> tuple[bool, float] | None:
+        return place(self._runs[name]) if name in self._runs else None
 
     def _is_listed(self, run: Json) -> bool:
         return self.all or run["state"] != "ended" or (run.get("ended_at") or time.time()) > time.time() - DAY
@@ -123,9 +127,8 @@ class Board:
         self._events.extend(event for event in events if event["id"] > last and is_news(event))
 
     def _news(self, everything: bool) -> Snapshot | None:
-        found = self._held(
-            alarms(self._runs.values(), self._limits, pools=self._pools, devices=self._devices, status=self._status)
-        )
+        runs = (run for run in self._runs.values() if not (has_ended(run) and self.acknowledged.has(run)))
+        found = self._held(alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status))
         told = Snapshot(
             tuple(self._runs.values()),
             tuple(self._pools),
@@ -150,6 +153,15 @@ class Board:
         }
         held = [alarm for key, (_, alarm) in self._raised.items() if key not in there]
         return sorted(found + held, key=order) if held else found
+
+
+def has_ended(run: Json) -> bool:
+    return bool(run["state"] == "ended")
+
+
+def place(run: Json) -> tuple[bool, float]:
+    """What runs are ordered by."""
+    return has_ended(run), -float(run["created_at"])
 
 
 def is_news(event: Json) -> bool:

@@ -25,8 +25,8 @@ class Scale(NamedTuple):
     most: float
 
     def share(self, reward: float) -> float:
-        """0 to 1."""
-        share = (reward - self.low) / (self.high - self.low) if self.high > self.low else 1.0
+        """0 to 1. Where all are alike: 1 if they are above 0, else 0."""
+        share = (reward - self.low) / (self.high - self.low) if self.high > self.low else float(reward > 0)
         return share if math.isfinite(share) else 0.0
 
 
@@ -39,8 +39,11 @@ def scale(groups: Sequence[Group]) -> Scale:
 # -- one group ---------------------------------------------------------------------------------------------------------
 def alone(group: Group, of: int, by: str, measure: Scale) -> list[Section]:
     """The prompt, then its completions in order. of: how many prompts the step has."""
-    blocks = [Block(f"prompt {group.rank + 1} of {of}, {group.id}", "bold"), Block(group.prompt, key=PROMPT)]
-    blocks += [Block(f"answer: {group.answer}", "dim")] if group.answer else []
+    blocks = [
+        Block(f"prompt {group.rank + 1} of {of}, {group.id}", "bold"),
+        Block(group.prompt, key=PROMPT, name="prompt"),
+    ]
+    blocks += [Block(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
     for place in ordered(group.samples, by):
         sample = group.samples[place]
         blocks += [Block(""), head(sample, measure), Block(sample.completion, key=place), *wrong(sample)]
@@ -113,9 +116,9 @@ def together(before: Side, after: Side, by: str, here: int, *, word_by_word: boo
 
 def _prompts(before: Side, after: Side) -> Section:
     if before.group.id == after.group.id:
-        return Section([Block(f"prompt {after.group.id}", "bold"), Block(after.group.prompt)])
+        return Section([Block(f"prompt {after.group.id}", "bold"), Block(after.group.prompt, name="prompt")])
     left, right = (
-        [Block(f"step {side.step}, prompt {side.group.id}", "bold"), Block(side.group.prompt)]
+        [Block(f"step {side.step}, prompt {side.group.id}", "bold"), Block(side.group.prompt, name="prompt")]
         for side in (before, after)
     )
     return Section(left, right)

@@ -15,6 +15,9 @@ def _key(keys: str, action: str, id: str, says: str, *, show: bool = True, displ
     return Binding(keys, action, says, id=id, show=show, key_display=display)
 
 
+PROMPTS = ("filter", "search", "ask", "compare")
+
+
 def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding:
     """Opens a field: handled before what is focused gets the key, so that what is typed next, however soon, is the
     field's. Not while a field is typed in: see `opens`."""
@@ -23,12 +26,16 @@ def _prompt(keys: str, action: str, id: str, says: str, display: str) -> Binding
 
 def opens(screen: Screen[Any], action: str) -> bool:
     """Whether the action of a `_prompt` is possible now."""
-    return not (action in ("filter", "search", "ask", "compare") and isinstance(screen.focused, Input))
+    return not (action in PROMPTS and isinstance(screen.focused, Input))
 
+
+# What the line at the bottom leaves out last, and what it leaves out first.
+ALWAYS = frozenset({"run.kill", "screen.back", "form.back", "app.help", "app.quit"})
+SPARE = frozenset({"screen.new", "screen.serving"})
 
 APP: list[BindingType] = [
-    _key("question_mark,f1", "help", "app.help", "Help", display="?"),
-    _key("colon,ctrl+p", "command_palette", "app.palette", "Commands", show=False, display=":"),
+    _key("question_mark,f1", "help", "app.help", "Help"),
+    _key("colon,ctrl+p", "command_palette", "app.palette", "Commands", show=False),
     _key("p", "freeze", "app.freeze", "Pause refreshing, and go on", show=False),
     _key("T", "next_theme", "app.theme", "Next theme", show=False),
     _key("q", "quit", "app.quit", "Quit"),
@@ -79,6 +86,7 @@ BOARD: list[BindingType] = [
     _prompt("slash", "filter", "board.filter", "Filter", "/"),
     _key("escape", "unfilter", "board.unfilter", "Show all, mark none", show=False),
     _key("a", "all", "board.all", "Old runs too", show=False),
+    _key("A", "acknowledge", "board.acknowledge", "Acknowledge alarms of ended runs", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
     _key("tab", "app.focus_next", "board.next", "Next pane", show=False),
     _key("shift+tab", "app.focus_previous", "board.previous", "Pane before", show=False),
@@ -124,6 +132,9 @@ CURVES: list[BindingType] = [
     _key("f", "figures", "curves.figures", "The table of figures, or not", show=False),
 ]
 
+# On screens over another one, which the keys of the application do not reach.
+OVER: list[BindingType] = [_key("question_mark,f1", "app.help", "over.help", "Help", show=False)]
+
 CHOOSE: list[BindingType] = [
     _key("escape", "cancel", "choose.cancel", "Cancel"),
     _key("down", "go(1)", "choose.down", "Down", show=False),
@@ -146,7 +157,13 @@ ASK: list[BindingType] = [
     Binding("up", "app.focus_previous", "Previous field", id="ask.previous", show=False, priority=True),
 ]
 
-CLOSE: list[BindingType] = [_key("escape,question_mark,q,enter", "app.pop_screen", "help.close", "Close")]
+CLOSE: list[BindingType] = [
+    _prompt("slash", "search", "help.search", "Search", "/"),
+    _key("escape", "back", "help.back", "No search, or close", show=False),
+    _key("question_mark,f1,q,enter", "app.pop_screen", "help.close", "Close"),
+    _key("j,down", "scroll(1)", "help.down", "Down", show=False),
+    _key("k,up", "scroll(-1)", "help.up", "Up", show=False),
+]
 
 CHOICE: list[BindingType] = [
     _key("right,space", "turn(1)", "choice.next", "Next choice", show=False),
@@ -201,6 +218,7 @@ SAMPLES: list[BindingType] = [
     _key("d", "compare", "samples.diff", "Compare"),
     _key("equals_sign", "ask('other')", "samples.other", "Compare with step …", show=False, display="="),
     _key("w", "words", "samples.words", "Word by word, or side by side", show=False),
+    _key("z", "unfold", "samples.unfold", "Long prompts and answers whole, or folded", show=False),
     _key("escape", "undo", "samples.undo", "Leave the text, the comparison, the search", show=False),
 ]
 
@@ -240,30 +258,33 @@ CHAT: list[BindingType] = [
     _key("pagedown", "page(1)", "chat.page_down", "Answers down", show=False),
 ]
 
+# By heading; an id is under one of them alone, by which the help knows what works where.
 HELP: dict[str, list[BindingType]] = {
-    "Everywhere": APP + SCREEN,
+    "Everywhere": APP + SCREEN + BACK,
     "Runs, those that are marked or the one under the cursor": RUN,
     "The dashboard": BOARD,
     "Tables": TABLE,
-    "The run's screen": BACK + TABS,
+    "The run's screen": TABS,
     "Curves": CURVES,
-    "Versions": VERSION + VERSIONS_TAB,
     "Samples": SAMPLES,
+    "Versions": VERSION,
+    "The versions of a run": VERSIONS_TAB,
     "Checkpoints": CHECKPOINTS,
     "Aliases": ALIAS + SERVING,
     "The chat": CHAT,
-    "Logs": LOG + LOGS,
+    "Texts": LOG,
+    "Logs": LOGS,
     "Events": EVENTS,
     "A new run": FORM + CHOICE,
     "Specs": SPEC + SPEC_TEXT,
+    "What an action asks for": ASK,
+    "A question": CONFIRM,
+    "What a new run begins with": PICK,
+    "A choice": CHOOSE,
+    "This help": CLOSE,
 }
 
 
 def ids() -> Iterable[str]:
     """What `tui.keymap` may name."""
-    return (
-        key.id
-        for keys in (*HELP.values(), CONFIRM, ASK, PICK, PROMPT, CHOOSE)
-        for key in keys
-        if isinstance(key, Binding) and key.id
-    )
+    return (key.id for keys in (*HELP.values(), OVER, PROMPT) for key in keys if isinstance(key, Binding) and key.id)

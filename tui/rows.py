@@ -26,6 +26,7 @@ SIGNS = {
     "completed": ("✔", "blue"),
     "stopped": ("■", "blue"),
     "killed": ("✖", "magenta"),
+    "imported": ("⇣", "blue"),
 }
 LEVELS = {"bad": ("!!", "bold red"), "look": ("!", "yellow")}  # of an alarm
 BAD = ("✖", "bold red")  # failed, lost, attestation_failed, and whatever else may come

@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
-    """State, figures, processes, attempts and the spec."""
+    """State, figures, processes, attempts, and the spec as far as it differs from the defaults (--json: all of it)."""
     client = Client()
     data = client.show(run)
     if as_json:
@@ -51,7 +51,19 @@ def show(run: Run, as_json: AsJson = False) -> None:
     attempts = [("attempt", f"{attempt['attempt']}: {attempt_in_words(attempt)}") for attempt in data["attempts"]]
     warnings = [("warning", str(warning)) for warning in data.get("warnings", [])]
     told = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
-    print_fields([*((key, str(value)) for key, value in lines.items() if value), *attempts, *warnings, *told])
+    spec = [("spec", line) for line in spec_lines(data["spec"])]
+    fields = [(key, str(value)) for key, value in lines.items() if value]
+    print_fields([*fields, *attempts, *warnings, *told, *spec])
+
+
+def spec_lines(spec: dict[str, Any]) -> list[str]:
+    """What differs from the defaults, as one can type it for `lorad run`."""
+    from lorad.tui.spec_lines import differing, flat
+
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in differing(flat(spec)).items()
+    ]
 
 
 def attempt_in_words(attempt: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ from lorad.alarms import Alarm, AlarmLimits, alarms
 from lorad.cli.commands import devices
 from lorad.cli.commands.pools import runs_in, versions_in
 from lorad.cli.options import AsJson
-from lorad.cli.output import NO_RUNS, duration, note, number, print_json, run_row, size
+from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, run_row, size
 from lorad.cli.settings import config_of
 from lorad.cli.table import Column, folded_as_is, print_table, terminal_width
 from lorad.client import Client
@@ -86,7 +85,7 @@ def tell(found: Json, told: Sequence[Alarm], watch: bool) -> None:
     shown = {key: found[key] for key in ("runs", "pools", "devices")}
     shown |= {"alarms": msgspec.to_builtins(told), "at": found["at"]}
     if watch:
-        print(json.dumps(shown, ensure_ascii=False), flush=True)
+        print(json_text(shown), flush=True)
     else:
         print_json(shown)
 

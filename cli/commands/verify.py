@@ -19,7 +19,7 @@ def verify(run: Run, as_json: AsJson = False) -> None:
         print_json(answer)
     for check in [] if as_json else answer["checks"]:
         mark = "\N{BALLOT X}" if check["problems"] else "\N{CHECK MARK}"
-        print(f"{mark} {check['check']:<12} {printable(check['looked_at'])}")
+        print(f"{mark} {printable(check['check']):<12} {printable(check['looked_at'])}")
         for problem in check["problems"]:
             print(f"    {printable(problem)}")
     if answer["problems"]:

@@ -21,7 +21,7 @@ Values = dict[str, str]
 class Ask(ModalScreen[Values | None]):
     """What was typed, by field; None when the user thought better of it. line: the command, from the values."""
 
-    BINDINGS = keys.ASK
+    BINDINGS = keys.OVER + keys.ASK
     AUTO_FOCUS = "Input"
     VERTICAL_BREAKPOINTS = HEIGHTS
     SCOPED_CSS = False

@@ -67,6 +67,10 @@ class Base(Screen[None]):
         """Whether it is still there, as far as the screen knows."""
         return True
 
+    def state(self, run: str) -> str:
+        """Of a run, as far as the screen knows; ""."""
+        return ""
+
     def preset(self, verb: str, target: str) -> dict[str, str]:
         """What stands in the fields of an action at first."""
         return {}

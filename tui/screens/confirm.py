@@ -18,7 +18,7 @@ MOST = 12  # of those acted on that are told one by one
 class Confirm(ModalScreen[bool]):
     """True: do it. lost: what each of them loses."""
 
-    BINDINGS = keys.CONFIRM
+    BINDINGS = keys.OVER + keys.CONFIRM
     AUTO_FOCUS = "#no"
     VERTICAL_BREAKPOINTS = HEIGHTS
     SCOPED_CSS = False

@@ -14,6 +14,7 @@ from textual.widgets import Input
 
 from lorad.alarms import Alarm
 from lorad.client import Client
+from lorad.errors import LoradError
 from lorad.text import one_line, why
 from lorad.tui import brief, filters, keys
 from lorad.tui.board import Board, Snapshot
@@ -173,6 +174,9 @@ class Dashboard(Base):
     def has(self, target: str) -> bool:
         return target in self._runs
 
+    def state(self, run: str) -> str:
+        return str(self._runs.get(run, {}).get("state", ""))
+
     def _offer(self) -> None:
         names = self.targets("run")
         match self.focused:
@@ -241,6 +245,20 @@ class Dashboard(Base):
         found = next((name for name in names[after:] + names[:after] if name in self._alarms), None)
         if found is not None:
             self.table.go(found)
+
+    def action_acknowledge(self) -> None:
+        """Of the runs that ended among the chosen ones: their alarms are not shown any more."""
+        named = [name for name in self.targets("run") if name in self._alarms]
+        ended = [self._runs[name] for name in named if self._runs[name]["state"] == "ended"]
+        if not ended:
+            self.notify("An alarm that can be acknowledged is of a run that ended; ! goes to it.", markup=False)
+            return
+        try:
+            self.board.acknowledged.add(ended)
+        except LoradError as error:
+            self._acted_on = self._subject(self.targets("run"))
+            self.say_error(error)
+        self.lorad.feed.again()
 
     def action_all(self) -> None:
         self.board.all = not self.board.all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Group, RenderableType
@@ -10,10 +10,10 @@ from rich.table import Column, Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.keys import key_to_character
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
@@ -21,39 +21,127 @@ from lorad.tui.actions import ACTIONS
 if TYPE_CHECKING:
     from lorad.tui.app import LoradApp
 
+Sections = dict[str, list[Binding]]
 KEYS, IDS = 16, 22  # cells
-ABOUT = (
+COMMON = ("", "Tables", "Texts", "Everywhere")  # headings of what is not of one screen alone, the last one last
+FILTER = (
     "Filter: words that a run must have; state: owner: base: pool: alarm: look there\n"
     "only, as in state:running owner:ann; !word keeps runs without it.\n"
+)
+ABOUT = (
     "The status line shows the shell command for what you see or did; y copies it. ctrl+p finds every command.\n"
     "The words at the right are ids: tui.keymap of config.yaml gives an id other keys, as in {run.kill: ctrl+k}."
 )
+TYPED = "While a text is typed, f1 opens this help."
 
 
 class Help(ModalScreen[None]):
+    """The keys of where one is; a search goes through all. here: the ids of keys that work there, the nearest first."""
+
     DEFAULT_CSS = """
     Help { align: center middle; background: $background 60%; }
     Help #help { width: 78; max-width: 95%; height: auto; max-height: 95%; padding: 0 2; border: round $primary;
         background: $surface; }
+    Help #help-search { display: none; height: 1; }
+    Help #help-keys { height: auto; }
     """
     BINDINGS = keys.CLOSE
+    AUTO_FOCUS = ""
+
+    def __init__(self, here: Sequence[str]) -> None:
+        super().__init__()
+        self._here = here
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="help"):
-            yield Static(key_table(cast("LoradApp", self.app).config.tui.keymap))
-            yield Static(Text(ABOUT))
+        with Vertical(id="help"):
+            yield Input(id="help-search", placeholder="words of a key, its meaning, id or heading", compact=True)
+            with VerticalScroll(id="help-keys", can_focus=False):
+                yield Static(id="help-table")
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    @property
+    def _search(self) -> Input:
+        return self.query_one("#help-search", Input)
+
+    def _draw(self) -> None:
+        wanted, keymap = self._search.value.casefold().split(), cast("LoradApp", self.app).config.tui.keymap
+        sections = found(wanted, keymap) if wanted else nearest(self._here)
+        self.query_one("#help").border_title = f"keys: {' '.join(wanted)}" if wanted else "keys that work here"
+        self.query_one("#help").border_subtitle = "/ searches all keys · esc closes"
+        if not sections:
+            self.query_one("#help-table", Static).update(Text("No key has all of these words."))
+            return
+        told = [] if wanted else [Text((FILTER if "The dashboard" in sections else "") + f"{ABOUT}\n{TYPED}")]
+        self.query_one("#help-table", Static).update(Group(key_table(sections, keymap), *told))
+        self.query_one("#help-keys").scroll_home(animate=False)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return keys.opens(self, action)
+
+    def action_search(self) -> None:
+        self._search.display = True
+        self._search.focus()
+
+    def action_back(self) -> None:
+        if not self._search.display:
+            self.dismiss()
+            return
+        self._search.value, self._search.display = "", False
+        self.set_focus(None)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one("#help-keys").scroll_relative(y=by, animate=False)
+
+    def on_input_changed(self) -> None:
+        self._draw()
+
+    def on_input_submitted(self) -> None:
+        """Other keys have their meaning again, and what was found stays."""
+        self.set_focus(None)
 
 
-def key_table(keymap: Mapping[str, str]) -> Group:
+def nearest(here: Sequence[str]) -> Sections:
+    """The sections of these ids, in their order; what is not of one screen alone last."""
+    places = {id: place for place, id in enumerate(here)}
+    known = {heading: [places[key.id] for key in some if key.id in places] for heading, some in listed().items()}
+    headings = sorted((heading for heading in known if known[heading]), key=lambda heading: min(known[heading]))
+    headings.sort(key=lambda heading: COMMON.index(heading) if heading in COMMON else 0)
+    return {heading: listed()[heading] for heading in headings}
+
+
+def found(words: Sequence[str], keymap: Mapping[str, str]) -> Sections:
+    """Of all keys those that have all words."""
+    has = {
+        heading: [key for key in some if all(word in searched(heading, key, keymap) for word in words)]
+        for heading, some in listed().items()
+    }
+    return {heading: some for heading, some in has.items() if some}
+
+
+def searched(heading: str, key: Binding, keymap: Mapping[str, str]) -> str:
+    """What a search looks through."""
+    return f"{heading} {typed(key, keymap)} {meaning(key)} {key.id}".casefold()
+
+
+def listed() -> Sections:
+    return {heading: [key for key in some if isinstance(key, Binding)] for heading, some in keys.HELP.items()}
+
+
+def typed(key: Binding, keymap: Mapping[str, str]) -> str:
+    """The keys that do it, as they are told."""
+    return key_names(keymap.get(key.id or "", key.key))
+
+
+def key_table(sections: Sections, keymap: Mapping[str, str]) -> Group:
     """keymap: other keys than ours, by id."""
     parts: list[RenderableType] = []
-    for heading, bindings in keys.HELP.items():
+    for heading, bindings in sections.items():
         table = Table.grid(Column(width=KEYS), Column(ratio=1), Column(width=IDS, no_wrap=True), padding=(0, 1))
         table.expand = True
-        for binding in bindings:
-            if isinstance(binding, Binding):
-                typed = Text(key_names(keymap.get(binding.id or "", binding.key)), style="cyan")
-                table.add_row(typed, Text(meaning(binding)), Text(binding.id or "", style="dim"))
+        for key in bindings:
+            table.add_row(Text(typed(key, keymap), style="cyan"), Text(meaning(key)), Text(key.id or "", style="dim"))
         parts += [Text(heading, style="bold"), table]
     return Group(*parts)
 

@@ -41,7 +41,7 @@ class Offer:
 class Pick(ModalScreen[Source | None]):
     """None: the user thought better of it."""
 
-    BINDINGS = keys.PICK
+    BINDINGS = keys.OVER + keys.PICK
     AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
     Pick { align: center middle; background: $background 60%; }

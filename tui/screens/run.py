@@ -104,6 +104,9 @@ class RunScreen(Base):
     def owner(self, target: str) -> str | None:
         return self._run.get("owner")
 
+    def state(self, run: str) -> str:
+        return str(self._run.get("state", ""))
+
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
         """Whatever it was, it was of this run."""
         return (self._of,)

@@ -204,6 +204,9 @@ class Samples(RunTab):
         self._by = ORDERS[(ORDERS.index(self._by) + 1) % len(ORDERS)]
         self._search(self._needle)
 
+    def action_unfold(self) -> None:
+        self._text.unfold()
+
     # -- another step beside -----------------------------------------------------------------------------------------
     def action_compare(self) -> None:
         self._is_beside, self._beside_step = not self._is_beside, None

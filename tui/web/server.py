@@ -14,11 +14,14 @@ from string import Template
 from aiohttp import web
 from textual_serve.server import Server, to_int
 
+from lorad.bounds import Bounds
 from lorad.errors import Conflict
+from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.tui.web.door import Door
 from lorad.tui.web.session import Session, command
 
 SESSIONS = 8  # at once: each is a process
+CONNECTIONS = Bounds()  # everybody on the box reaches loopback: who sends no whole request is sent away
 HEARTBEAT = 15.0  # seconds: a browser that answers no ping is gone
 FULL = f"{SESSIONS} sessions are open already: close one of their tabs, then load this page again.\n"
 PAGE = Path(__file__).with_name("page.html")
@@ -54,13 +57,15 @@ class Site(Server):
         super().__init__("lorad tui", host=host, port=port, title="lorad")
 
     async def live(self) -> None:
-        runner = web.AppRunner(await self._make_app(), access_log=None, shutdown_timeout=1.0)
+        runner = bounded(await self._make_app(), shutdown_timeout=1.0)
         await runner.setup()
-        await web.SockSite(runner, self._listening).start()
+        door = Doorkeeper(runner.server, CONNECTIONS)
+        server = await asyncio.get_running_loop().create_server(door, sock=self._listening)
         self._introduce()
         try:
             await self._interrupted()
         finally:
+            server.close()
             await asyncio.gather(*(session.stop() for session in self._sessions))
             await runner.cleanup()
 

@@ -11,6 +11,8 @@ from textual.widgets import Static
 
 from lorad.tui import keys
 
+HELP = "?"
+
 
 class Choice(Static, can_focus=True):
     """value: one of `words`, or "" for the default."""
@@ -57,12 +59,12 @@ class Choice(Static, can_focus=True):
         self.action_turn(1)
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
-        """Whether no binding of the screen gets a key: no printable one does, here as in the other fields of a form."""
-        return character is not None and character.isprintable()
+        """Whether no binding of the screen gets a key: of the printable ones only `?` does, since no word has it."""
+        return character is not None and character.isprintable() and character != HELP
 
     def on_key(self, event: events.Key) -> None:
-        """No printable key gets through to the screen: in a form it is typed."""
-        if not event.is_printable or event.key == "space":
+        """No printable key but `?` gets through to the screen: in a form it is typed."""
+        if not event.is_printable or event.key == "space" or event.character == HELP:
             return
         event.stop()
         event.prevent_default()

@@ -28,7 +28,7 @@ class Choose(ModalScreen[str | None]):
     Choose OptionList { height: auto; max-height: 20; border: none; padding: 0; text-wrap: nowrap;
                         text-overflow: ellipsis; }
     """
-    BINDINGS = keys.CHOOSE
+    BINDINGS = keys.OVER + keys.CHOOSE
     AUTO_FOCUS = "Input"
 
     def __init__(self, title: str, options: Mapping[str, Text], chosen: str | None = None) -> None:

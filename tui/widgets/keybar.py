@@ -10,6 +10,8 @@ from rich.text import Text
 from textual import events
 from textual.widget import Widget
 
+from lorad.tui.keys import ALWAYS, SPARE
+
 if TYPE_CHECKING:
     from textual.binding import ActiveBinding
     from textual.screen import Screen
@@ -23,6 +25,7 @@ class Key:
     shown: str
     says: str
     works: bool
+    is_kept: bool = False
 
     @property
     def width(self) -> int:
@@ -30,7 +33,9 @@ class Key:
 
 
 class KeyBar(Widget):
-    """Keys that work here and what they do; a click presses one. What does not fit is in the help and the palette."""
+    """Keys that work here and what they do; a click presses one. What does not fit is in the help and the palette.
+
+    Those in `keys.ALWAYS` are left out last and those in `keys.SPARE` first."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keybar--key", "keybar--says", "keybar--edge"}
@@ -53,12 +58,14 @@ class KeyBar(Widget):
         if not screen.app.app_focus or screen is not self.screen:
             return
         active = screen.active_bindings
-        last = active.get(self.app.COMMAND_PALETTE_BINDING) if self.app.ENABLE_COMMAND_PALETTE else None
         by_action: dict[str, ActiveBinding] = {}
         for each in active.values():
             if each.binding.show:
                 by_action.setdefault(each.binding.action, each)
-        keys = tuple(map(self._key, by_action.values()))
+        palettes = (each for each in active.values() if each.binding.action.endswith("command_palette"))
+        last = next(palettes, None) if self.app.ENABLE_COMMAND_PALETTE else None
+        shown = sorted(by_action.values(), key=lambda each: (each.binding.id in ALWAYS, each.binding.id in SPARE))
+        keys = tuple(map(self._key, shown))
         palette = self._key(last) if last else None
         if (keys, palette) != (self.keys, self.palette):
             self.keys, self.palette = keys, palette
@@ -66,7 +73,8 @@ class KeyBar(Widget):
 
     def _key(self, active: ActiveBinding) -> Key:
         binding = active.binding
-        return Key(binding.key, self.app.get_key_display(binding), binding.description, active.enabled)
+        display, is_kept = self.app.get_key_display(binding), binding.id in ALWAYS
+        return Key(binding.key, display, binding.description, active.enabled, is_kept)
 
     def placed(self) -> list[tuple[int, Key]]:
         """Column and key of those that fit."""
@@ -75,12 +83,19 @@ class KeyBar(Widget):
         if self.palette and self.palette.width <= end:
             placed.append((end - self.palette.width, self.palette))
             end -= self.palette.width + 1
-        for key in self.keys:
-            if column + key.width > end:
-                break
+        for key in self._fitting(end):
             placed.append((column, key))
             column += key.width + 1
         return sorted(placed, key=lambda each: each[0])
+
+    def _fitting(self, room: int) -> list[Key]:
+        """Those that are always told and then the others, as long as each one fits."""
+        fitting = set[Key]()
+        for key in sorted(self.keys, key=lambda key: not key.is_kept):
+            if (room := room - key.width - bool(fitting)) < 0:
+                break
+            fitting.add(key)
+        return [key for key in self.keys if key in fitting]
 
     def render(self) -> Text:
         key_style, says, edge = (self.get_component_rich_style(f"keybar--{part}") for part in ("key", "says", "edge"))

@@ -11,7 +11,7 @@ NONE = "·"  # stands for what is no number
 
 
 def sparkline(values: Sequence[float | None] | None, width: int) -> str:
-    """The last `width` values, from the least to the largest of them; all alike: half as high."""
+    """The last `width` values, from the least to the largest of them; all alike: half as high, at 0 or below low."""
     last = list(values or ())[-width:]
     numbers = [value for value in last if _is_number(value)]
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)
@@ -23,5 +23,6 @@ def _is_number(value: float | None) -> TypeGuard[float]:
 
 
 def _bar(value: float, low: float, high: float) -> str:
-    part = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5  # halves: their difference is finite
+    halves = high / 2 - low / 2  # their difference is finite
+    part = (value / 2 - low / 2) / halves if high > low else 0.5 * (value > 0)
     return BARS[min(int(part * len(BARS)), len(BARS) - 1)]
