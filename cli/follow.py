@@ -119,11 +119,13 @@ class Live(Silent):
 
 
 def _evaluation(found: Json) -> str:
-    return f"held-out eval at step {found['step']}: {number(found['score'])} on {found['problems']} problems"
+    failed = f", {found['failed']} rewards failed" if found["failed"] else ""
+    scored = found["problems"] - found["failed"]
+    return f"held-out eval at step {found['step']}: {number(found['score']) or '-'} on {scored} problems{failed}"
 
 
 def _figures(m: Json) -> str:
-    return (
-        f"reward {number(m['reward'])}  loss {number(m['loss'], 4)}  kl {number(m['kl'], 4)}  "
-        f"{number(m['tokens_per_second'], 0)} tok/s"
-    )
+    """What was not measured is a dash."""
+    reward, loss, kl = (number(m.get(key), digits) or "-" for key, digits in (("reward", 3), ("loss", 4), ("kl", 4)))
+    failed = f"  {m['failed_rewards']:.0f} rewards failed" if m.get("failed_rewards") else ""
+    return f"reward {reward}  loss {loss}  kl {kl}  {number(m['tokens_per_second'], 0)} tok/s{failed}"

@@ -16,7 +16,7 @@ from tests.leftovers import kill_leftovers
 from tests.world import REPOSITORY, SMALL, World, world
 
 REWARDS = """
-import time
+import os, time
 
 def forever(prompt, **_):
     while len(prompt) % 2:
@@ -27,6 +27,17 @@ def sometimes(completion, answer, **_):
     if completion != answer:
         raise ValueError("no such answer")
     return 1.0
+
+def length(completion, **_):
+    return -len(completion)
+
+calls = 0
+
+def flaky(completion, **_):
+    global calls
+    calls += 1
+    assert calls <= 32 or not os.path.exists("broken"), "it is broken"
+    return -len(completion)
 
 def never(**_):
     raise RuntimeError("not today")
@@ -55,24 +66,45 @@ def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
 
 
 def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
-    reward = "reward={name: 'rewards.py:forever', timeout: 0.2}"
+    reward = "reward={name: 'rewards.py:forever', timeout: 0.2, max_failures: 1}"
     run = made.run("forever", reward, "trainer.steps=1", "data.prompts_per_step=6", "algorithm.group_size=2")
     assert run["reason"] == "completed"
     rewards = {len(s["prompt"]) % 2: s["reward"] for s in made.client.samples("forever", step=1)}
-    assert rewards == {1: 0.0, 0: 1.0}
+    assert rewards == {1: None, 0: 1.0}
 
 
 def test_reward_that_raises_is_counted_and_shown(made: World) -> None:
-    made.run("sometimes", "reward=rewards.py:sometimes", "trainer.steps=1")
-    step = made.client.steps("sometimes")[0]
-    errors = [s["error"] for s in made.client.samples("sometimes", step=1) if s["error"]]
-    assert step["metrics"]["failed_rewards"] == len(errors) > 0
-    assert "no such answer" in errors[0]
+    reward = "reward={name: 'rewards.py:sometimes', max_failures: 0.9}"
+    told = made.lorad("run", made.spec(), reward, "trainer.steps=1", "--name", "sometimes", "--wait").stderr
+    samples = made.client.samples("sometimes", step=1)
+    errors = [s["error"] for s in samples if s["error"]]
+    assert "no such answer" in errors[0] and {s["reward"] for s in samples} == {None, 1.0}
+    metrics = made.client.steps("sometimes")[0]["metrics"]
+    assert metrics["failed_rewards"] == metrics["failed_rewards_total"] == len(errors)
+    assert metrics["reward"] == 1.0
+    shown = (told, made.lorad("list").stdout, made.lorad("show", "sometimes").stdout)
+    assert all(f"{len(errors)} rewards failed" in text for text in shown)
 
 
 def test_reward_that_fails_on_a_whole_step_ends_the_run_with_its_reason(made: World) -> None:
     run = made.run("never", "reward=rewards.py:never", expect=1)
     assert run["reason"] == "failed" and "not today" in run["detail"]
+    samples = made.json("samples", "never")
+    assert len(samples) == 16 and all("not today" in s["error"] and s["reward"] is None for s in samples)
+    assert "reward" not in made.client.steps("never")[0]["metrics"] and run["version"] == 0
+
+
+def test_a_reward_that_was_mended_makes_the_failed_step_again(made: World) -> None:
+    straight = made.run("straight", "reward=rewards.py:length", "checkpoint.every=50")
+    broken = made.root / "broken"
+    broken.write_text("S")
+    made.spec(SMALL, "mended.yaml")
+    reward = ("reward=rewards.py:flaky", "checkpoint.every=50", "rollout.max_staleness=0")
+    made.lorad("run", "mended.yaml", *reward, "--name", "mended", "--wait", expect=1)
+    assert made.client.show("mended")["step"] == 3 and made.client.checkpoints("mended")[-1]["step"] == 2
+    broken.unlink()
+    made.lorad("resume", "mended", "--wait")
+    assert made.facts("mended") == made.facts("straight") and straight["reason"] == "completed"
 
 
 def test_unwritable_checkpoints_end_the_run_and_keep_the_last_good_one(made: World) -> None:

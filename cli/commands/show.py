@@ -12,6 +12,7 @@ from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, number, print_json, printable
 from lorad.cli.settings import config_of
 from lorad.client import Client
+from lorad.text import failures
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +39,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "speed": f"{number(rates['tokens_per_second'], 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step"
         if rates.get("tokens_per_second") is not None
         else None,
+        "failures": failures(data),
         "trainable": trainable(data.get("trainable")),
         "origin": data.get("origin"),
         "sweep": data.get("sweep"),

@@ -84,7 +84,10 @@ class VersionFact(Struct, frozen=True):
 
 
 class StepFact(Struct, frozen=True):
-    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path."""
+    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path.
+
+    metrics: of what was measured; a metric that was not is absent.
+    """
 
     version: int
     prompts: list[str]
@@ -95,10 +98,10 @@ class StepFact(Struct, frozen=True):
 
 
 class EvalFact(Struct, frozen=True):
-    """kind `eval`. score: mean reward of greedy completions."""
+    """kind `eval`. score: mean reward of greedy completions, without those whose reward failed; None: all failed."""
 
     version: int
-    score: float
+    score: float | None
     problems: int
     failed: int
 
