@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lorad.daemon.audit import audit
 from lorad.driver import params as parameters
 from lorad.driver import pending
 from lorad.driver.__main__ import attempt, open_session
@@ -144,6 +145,7 @@ def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> N
     steps, made = calm[1].facts("step"), {r.step for r in calm[1].facts("version")}
     empty = [r for r in steps if r.data["metrics"]["updates"] == 0]
     assert empty and made == {0, *(r.step for r in steps)} - {r.step for r in empty}
+    assert [audit(run.run.root) for run in calm.values()] == [[], []]
     for metrics in (r.data["metrics"] for r in empty):
         assert metrics["zero_variance_groups"] == 4 and metrics["response_length"] > 0
         assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(metrics)

@@ -91,7 +91,8 @@ def policy_metrics(session: Session, rollout: Rollout, weighed: Weighed, trained
     found: dict[str, float] = {}
     first, total = trained.first, trained.total
     if weighed.rewards.size:
-        found |= {"reward": float(weighed.rewards.mean()), "reward_std": float(weighed.rewards.std())}
+        rewards = weighed.rewards.astype(np.float64)  # their squares may be too large for float32
+        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
     if total.tokens:
         found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
         found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}

@@ -16,7 +16,7 @@ import fcntl
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -86,7 +86,7 @@ class VersionFact(Struct, frozen=True):
 class StepFact(Struct, frozen=True):
     """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path.
 
-    metrics: of what was measured; a metric that was not is absent.
+    metrics: of what was measured; a metric that was not is absent, one that was not finite is null in JSON.
     """
 
     version: int
@@ -94,7 +94,7 @@ class StepFact(Struct, frozen=True):
     position: int  # prompts consumed before this step
     samples: str
     samples_sha256: str
-    metrics: dict[str, float]
+    metrics: Mapping[str, float | None]
 
 
 class EvalFact(Struct, frozen=True):
