@@ -151,6 +151,15 @@ def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> N
         assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(metrics)
 
 
+def test_updates_without_a_gradient_are_made_where_the_spec_wants_them(running: Running, tmp_path: Path) -> None:
+    how = ("algorithm.skip_empty_updates=false", "rollout.max_staleness=1", "eval.every=0", "trainer.steps=3")
+    run = Driven(running, tmp_path, "empty", *how)
+    run.drive()
+    metrics = run.facts("step")[1].data["metrics"]
+    assert [r.step for r in run.facts("version")] == [0, 1, 2, 3]
+    assert metrics["zero_variance_groups"] == 4 and (metrics["updates"], metrics["grad_norm"]) == (1, 0)
+
+
 def test_old_samples_do_not_measure_the_engine(calm: dict[int, Driven]) -> None:
     for metrics in (r.data["metrics"] for r in calm[2].facts("step")):
         if (difference := metrics.get("logprob_difference")) is not None:  # dropout is 0.1, and not in it
