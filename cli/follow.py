@@ -122,10 +122,14 @@ def _progress(run: Json) -> list[tuple[str, int]]:
 
 
 def _ranked(m: Json) -> list[tuple[str, int]]:
-    """Figures of a step, each with what is left out first of a narrow line: the highest."""
+    """Figures of a step, each with what is left out first of a narrow line: the highest. What was not measured is a
+    dash."""
+    reward, loss, kl = (
+        f"{key} {number(m.get(key), digits) or '-'}" for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
+    )
     speed = f"{number(m['tokens_per_second'], 0)} tok/s"
-    loss, kl = f"loss {number(m['loss'], 4)}", f"kl {number(m['kl'], 4)}"
-    return [(f"reward {number(m['reward'])}", 0), (loss, 3), (kl, 5), (speed, 2)]
+    failed = [(f"{m['failed_rewards']:.0f} rewards failed", 1)] if m.get("failed_rewards") else []
+    return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *failed]
 
 
 def fitted_line(parts: list[tuple[str, int]], width: int) -> str:
@@ -139,7 +143,9 @@ def fitted_line(parts: list[tuple[str, int]], width: int) -> str:
 
 
 def _evaluation(found: Json) -> str:
-    return f"held-out eval at step {found['step']}: {number(found['score'])} on {found['problems']} problems"
+    failed = f", {found['failed']} rewards failed" if found["failed"] else ""
+    scored = found["problems"] - found["failed"]
+    return f"held-out eval at step {found['step']}: {number(found['score']) or '-'} on {scored} problems{failed}"
 
 
 def _figures(m: Json) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from lorad.cli.output import note, number, print_json
+from lorad.text import failures
 
 GOOD = ("completed", "stopped")
 
@@ -29,6 +30,7 @@ def sentence(run: dict[str, Any]) -> str:
         return f"{name} is paused at {where}; `lorad resume {name}` goes on."
     evals = ""
     if run.get("eval_first") is not None:
-        evals = f"; held-out eval {number(run['eval_first'])} -> {number(run['eval_last'])}"
+        evals = f"; held-out eval {number(run['eval_first'])} -> {number(run['eval_last']) or '-'}"
     detail = f": {run['detail']}" if run.get("detail") and run["reason"] not in GOOD else ""
-    return f"{name} ended ({run['reason']}) at {where}{evals}{detail}"
+    failed = f"; {failures(run)}" if failures(run) else ""
+    return f"{name} ended ({run['reason']}) at {where}{evals}{failed}{detail}"

@@ -135,6 +135,9 @@ def _of_signals(signals: Json, limits: AlarmLimits) -> Found:
             yield level, kind, says.format(value[key])
     if value.get("failed_rewards", 0.0) > 0:
         yield "look", "rewards", f"{value['failed_rewards']:.0f} rewards of the last step failed"
+    if value.get("skipped_updates", 0.0) > 0:
+        count = f"{value['skipped_updates']:.0f} updates of the last step"
+        yield "bad", "not-finite", f"{count} were skipped: loss or gradient was NaN or infinite"
     if signals.get("attested") == "inconclusive":
         yield "look", "attestation", "the attestation of the current version is inconclusive"
 

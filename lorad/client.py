@@ -9,7 +9,8 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
             state: lorad.states.RunState; reason: EndReason or null; detail: why it ended, in words; waiting: why it is
             queued, in words; reward: mean of the last step; version: the current version's number;
             preempted: the run that it makes or made room for, or null
-            signals: {at (of the last step), kl, entropy, truncated, logprob_difference, failed_rewards (of that step),
+            signals: {at (of the last step), kl, entropy, truncated, logprob_difference, failed_rewards, skipped_updates
+            (of that step), failed_rewards_total, skipped_updates_total (of the run),
             zero_variance (share of its groups), not_finite: [name of a metric that was no number], attested (of the
             current version), begun (when the newest attempt began to work)}, as far as they are known; recent: mean
             rewards of the last 24 steps, null for no number; base: the model of its spec; origin: run@version or
@@ -19,12 +20,15 @@ Every method raises DaemonUnreachable when no daemon answers, and otherwise the 
              changed}]}
             cwd: where relative paths of its spec begin, or null; changed: {key: value} where its spec is not
             that of the attempt before; trainable: {parameters, base, share} of the newest attempt, or null
-- step      {step, attempt, at, version, metrics: {reward, reward_std, loss, kl, entropy, grad_norm, lr, clip_fraction,
-             logprob_difference, response_length, truncated, zero_variance_groups, failed_rewards, tokens,
-             tokens_per_second, seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train, seconds_publish,
-             seconds_attest (a part of the one before), …}}
-            where they are known: trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu
-- eval      {step, attempt, at, version, score, problems}
+- step      {step, attempt, at, version, metrics: {lr, updates, response_length, truncated, zero_variance_groups,
+             failed_rewards, failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second,
+             seconds, seconds_sample, seconds_score, seconds_weigh, seconds_train, …}}
+            where they were measured: reward, reward_std (of samples with a reward), loss, kl, entropy, ratio,
+            clip_fraction (of what was trained on), grad_norm, logprob_difference, logprob_difference_max,
+            staleness_difference, seconds_publish, seconds_attest (a part of the one before),
+            trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu
+- eval      {step, attempt, at, version, score, problems, failed}
+            score: of the problems whose reward did not fail; null: all did
 - version   {run, version, step, sha256, path, rank, alpha, parent, created_at, loaded, pinned, aliases, attested}
 - checkpoint {run, step, version, path, bytes, created_at}
 - alias     {alias, run, version, updated_at, by, sha256, attested}; from `aliases` with {owner, step, traffic}

@@ -76,6 +76,7 @@ class Algorithm(Part, frozen=True):
     advantage: Literal["std", "mean"] = "std"  # std: (r - mean) / std; mean: r - mean (Dr. GRPO)
     loss_level: Literal["token", "sequence"] = "token"
     drop_zero_variance: bool = True
+    skip_empty_updates: bool = True  # without a gradient nothing changes: not Adam's moments, weights nor the version
     importance_cap: PositiveFloat | None = None  # truncated importance sampling; None: off, 2 with max_staleness
 
 
@@ -109,7 +110,8 @@ class RewardSpec(Part, frozen=True):
     name: str = "exact_match"
     pattern: str | None = None  # for `regex`
     timeout: PositiveFloat = 10.0  # seconds for one sample
-    max_failures: Annotated[float, Meta(ge=0, le=1)] = 1.0  # a step whose share of failed samples reaches this fails
+    retries: Annotated[int, Meta(ge=0, le=10)] = 1  # how often a sample whose reward failed is scored again
+    max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3  # above this share of failed samples in a step the run ends
 
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
@@ -131,6 +133,7 @@ class Trainer(Part, frozen=True):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: NonNegativeFloat = 1.0  # 0: no clipping
+    max_skipped_steps: Positive = 3  # in a row, for a loss or gradient that is not finite; then the run ends
     tokens_per_microbatch: Positive = 16384
     activation_checkpointing: bool = False  # recompute activations in the backward: less memory, more time
     tp: Positive = 1

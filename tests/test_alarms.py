@@ -44,6 +44,7 @@ def test_a_run_that_goes_well_has_no_alarm() -> None:
         ({"truncated": 0.9}, "truncation"),
         ({"logprob_difference": 0.2}, "logprobs"),
         ({"failed_rewards": 2.0}, "rewards"),
+        ({"skipped_updates": 1.0}, "not-finite"),
         ({"attested": "inconclusive"}, "attestation"),
         ({"at": NOW - 121}, "stall"),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lorad.daemon.audit import audit
 from lorad.driver import params as parameters
 from lorad.driver import pending
 from lorad.driver.__main__ import attempt, open_session
@@ -40,7 +41,7 @@ rollout: {max_new_tokens: 8}
 eval: {every: 4, problems: 4}
 checkpoint: {every: 3, keep: 2}
 """
-FIGURES = ("reward", "loss", "entropy", "grad_norm", "lr", "logprob_difference", "staleness")
+FIGURES = ("reward", "loss", "entropy", "grad_norm", "lr", "logprob_difference", "staleness", "updates")
 
 
 class Driven:
@@ -100,7 +101,7 @@ class Driven:
         lines = [(self.run.root / r.data["samples"]).read_text().splitlines() for r in steps]
         made = [[msgspec.json.decode(line) for line in step] for step in lines]
         return {
-            "steps": [(r.step, r.data["position"], *(r.data["metrics"][f] for f in FIGURES)) for r in steps],
+            "steps": [(r.step, r.data["position"], *(r.data["metrics"].get(f) for f in FIGURES)) for r in steps],
             "samples": [[(s["prompt_id"], s["completion"], s["logprobs"], s["reward"]) for s in step] for step in made],
             "evals": [(r.step, r.data["score"]) for r in self.facts("eval")],
             "digest": self.facts("version")[-1].data["sha256"],
@@ -135,8 +136,36 @@ def samplers() -> list[threading.Thread]:
 def test_samples_are_as_old_as_the_lag_and_name_their_version(calm: dict[int, Driven], lag: int) -> None:
     steps = calm[lag].facts("step")
     assert [r.data["metrics"]["staleness"] for r in steps] == [min(i, lag) for i in range(7)]
-    assert [r.data["version"] for r in steps] == [max(0, i - lag) for i in range(7)]
-    assert {s["version"] for s in samples(calm[lag], 7)} == {f"calm-{lag}@{6 - lag}"}
+    updates = [int(r.data["metrics"]["updates"]) for r in steps]  # a step without a gradient has none
+    assert [r.data["version"] for r in steps] == [sum(updates[: max(0, i - lag)]) for i in range(7)]
+    assert {s["version"] for s in samples(calm[lag], 7)} == {f"calm-{lag}@{sum(updates[: 6 - lag])}"}
+
+
+def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> None:
+    steps, made = calm[1].facts("step"), {r.step for r in calm[1].facts("version")}
+    empty = [r for r in steps if r.data["metrics"]["updates"] == 0]
+    assert empty and made == {0, *(r.step for r in steps)} - {r.step for r in empty}
+    assert [audit(run.run.root) for run in calm.values()] == [[], []]
+    for metrics in (r.data["metrics"] for r in empty):
+        assert metrics["zero_variance_groups"] == 4 and metrics["response_length"] > 0
+        assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(metrics)
+
+
+def test_updates_without_a_gradient_are_made_where_the_spec_wants_them(running: Running, tmp_path: Path) -> None:
+    how = ("algorithm.skip_empty_updates=false", "rollout.max_staleness=1", "eval.every=0", "trainer.steps=3")
+    run = Driven(running, tmp_path, "empty", *how)
+    run.drive()
+    metrics = run.facts("step")[1].data["metrics"]
+    assert [r.step for r in run.facts("version")] == [0, 1, 2, 3]
+    assert metrics["zero_variance_groups"] == 4 and (metrics["updates"], metrics["grad_norm"]) == (1, 0)
+
+
+def test_old_samples_do_not_measure_the_engine(calm: dict[int, Driven]) -> None:
+    for metrics in (r.data["metrics"] for r in calm[2].facts("step")):
+        if (difference := metrics.get("logprob_difference")) is not None:  # dropout is 0.1, and not in it
+            assert difference < 1e-5 and "staleness_difference" not in metrics
+    stale = [r.data["metrics"] for r in calm[2].facts("step") if "logprob_difference" not in r.data["metrics"]]
+    assert stale and max(metrics.get("staleness_difference", 0.0) for metrics in stale) > 1e-4
 
 
 def test_killed_and_resumed_equals_undisturbed(calm: dict[int, Driven], running: Running, tmp_path: Path) -> None:

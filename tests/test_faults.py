@@ -16,7 +16,7 @@ from tests.leftovers import kill_leftovers
 from tests.world import REPOSITORY, SMALL, World, world
 
 REWARDS = """
-import time
+import os, time
 
 def forever(prompt, **_):
     while len(prompt) % 2:
@@ -27,6 +27,25 @@ def sometimes(completion, answer, **_):
     if completion != answer:
         raise ValueError("no such answer")
     return 1.0
+
+def length(completion, **_):
+    return -len(completion)
+
+calls = 0
+
+def huge_once(completion, **_):
+    global calls
+    calls += 1
+    return len(completion) * (1e29 if 16 < calls <= 32 else 1.0)
+
+def huge(completion, **_):
+    return len(completion) * 1e29
+
+def flaky(completion, **_):
+    global calls
+    calls += 1
+    assert calls <= 32 or not os.path.exists("broken"), "it is broken"
+    return -len(completion)
 
 def never(**_):
     raise RuntimeError("not today")
@@ -55,24 +74,84 @@ def test_engine_that_serves_other_weights_stops_the_run(engine: str) -> None:
 
 
 def test_reward_that_never_returns_is_a_failed_sample(made: World) -> None:
-    reward = "reward={name: 'rewards.py:forever', timeout: 0.2}"
+    reward = "reward={name: 'rewards.py:forever', timeout: 0.2, max_failures: 1}"
     run = made.run("forever", reward, "trainer.steps=1", "data.prompts_per_step=6", "algorithm.group_size=2")
     assert run["reason"] == "completed"
     rewards = {len(s["prompt"]) % 2: s["reward"] for s in made.client.samples("forever", step=1)}
-    assert rewards == {1: 0.0, 0: 1.0}
+    assert rewards == {1: None, 0: 1.0}
 
 
 def test_reward_that_raises_is_counted_and_shown(made: World) -> None:
-    made.run("sometimes", "reward=rewards.py:sometimes", "trainer.steps=1")
-    step = made.client.steps("sometimes")[0]
-    errors = [s["error"] for s in made.client.samples("sometimes", step=1) if s["error"]]
-    assert step["metrics"]["failed_rewards"] == len(errors) > 0
-    assert "no such answer" in errors[0]
+    reward = "reward={name: 'rewards.py:sometimes', max_failures: 0.9}"
+    overrides = (reward, "trainer.steps=1", "eval={every: 1, problems: 16}")
+    told = made.lorad("run", made.spec(), *overrides, "--name", "sometimes", "--wait").stderr
+    samples = made.client.samples("sometimes", step=1)
+    errors = [s["error"] for s in samples if s["error"]]
+    assert "no such answer" in errors[0] and {s["reward"] for s in samples} == {None, 1.0}
+    metrics = made.client.steps("sometimes")[0]["metrics"]
+    assert metrics["failed_rewards"] == metrics["failed_rewards_total"] == len(errors)
+    assert metrics["reward"] == 1.0
+    evals = made.client.evals("sometimes")
+    assert all(e["score"] == (1.0 if e["failed"] < 16 else None) for e in evals) and max(e["failed"] for e in evals) > 0
+    shown = (told, made.lorad("list").stdout, made.lorad("show", "sometimes").stdout)
+    assert all(f"{len(errors)} rewards failed" in text for text in shown)
 
 
 def test_reward_that_fails_on_a_whole_step_ends_the_run_with_its_reason(made: World) -> None:
     run = made.run("never", "reward=rewards.py:never", expect=1)
     assert run["reason"] == "failed" and "not today" in run["detail"]
+    samples = made.json("samples", "never")
+    assert len(samples) == 16 and all("not today" in s["error"] and s["reward"] is None for s in samples)
+    assert "reward" not in made.client.steps("never")[0]["metrics"] and run["version"] == 0
+
+
+def test_a_reward_that_was_mended_makes_the_failed_step_again(made: World) -> None:
+    straight = made.run("straight", "reward=rewards.py:length", "checkpoint.every=50")
+    broken = made.root / "broken"
+    broken.write_text("S")
+    made.spec(SMALL, "mended.yaml")
+    reward = ("reward=rewards.py:flaky", "checkpoint.every=50", "rollout.max_staleness=0")
+    made.lorad("run", "mended.yaml", *reward, "--name", "mended", "--wait", expect=1)
+    assert made.client.show("mended")["step"] == 3 and made.client.checkpoints("mended")[-1]["step"] == 2
+    broken.unlink()
+    made.lorad("resume", "mended", "--wait")
+    assert made.facts("mended") == made.facts("straight") and straight["reason"] == "completed"
+
+
+def test_a_gradient_that_is_not_finite_skips_its_step_and_is_told(made: World) -> None:
+    overrides = (
+        "reward=rewards.py:huge_once",
+        "algorithm.advantage=mean",
+        "trainer.steps=3",
+        "trainer.weight_decay=0.1",
+    )
+    told = made.lorad("run", made.spec(), *overrides, "--name", "once", "--wait").stderr
+    metrics = [step["metrics"] for step in made.client.steps("once")]
+    assert [m["skipped_updates"] for m in metrics] == [0, 1, 0] and [m["updates"] for m in metrics] == [1, 0, 1]
+    assert "grad_norm" not in metrics[1] and "loss" not in metrics[1] and metrics[1]["reward"] > 1e28
+    assert [v["step"] for v in made.client.adapters("once")] == [0, 1, 3]
+    shown = made.lorad("show", "once").stdout
+    assert (
+        "1 of 1 updates of step 2 were skipped" in shown
+        and "1 updates skipped" in shown
+        and "1 updates skipped" in told
+    )
+
+
+def test_several_skipped_steps_end_the_run_and_a_resume_sees_other_data(made: World) -> None:
+    overrides = (
+        "reward=rewards.py:huge",
+        "algorithm.advantage=mean",
+        "trainer.max_skipped_steps=2",
+        "checkpoint.every=50",
+    )
+    run = made.run("endless", *overrides, expect=1)
+    assert (run["step"], run["version"], run["reason"]) == (2, 0, "failed")
+    assert "not finite in 2 steps in a row" in run["detail"] and "resume endless" in run["detail"]
+    made.lorad("resume", "endless", "--wait", expect=1)
+    prompts = [{s["prompt_id"] for s in made.client.samples("endless", step=n)} for n in (1, 2, 3, 4)]
+    assert made.client.show("endless")["step"] == 4 and len(set.union(*prompts)) == 16
+    assert made.lorad("verify", "endless").returncode == 0
 
 
 def test_unwritable_checkpoints_end_the_run_and_keep_the_last_good_one(made: World) -> None:

@@ -170,7 +170,22 @@ def test_a_bad_sample_fails_alone_and_says_why(completion: str, says: str, make:
     scores = make(BAD, timeout=timeout).score([sample("good"), sample(completion), sample("good")])
     assert [score.value for score in scores] == [1.0, None, 1.0]
     assert says in scores[1].error
-    assert scores[1].reward == 0.0
+
+
+@pytest.mark.parametrize(("retries", "values"), [(0, [1.0, None, 2.0]), (1, [1.0, 3.0, 2.0])])
+def test_a_failed_sample_is_scored_again_after_the_others(
+    retries: int, values: list[float | None], make: Make, tmp_path: Path
+) -> None:
+    source = f"""
+import pathlib
+def reward(completion):
+    calls = pathlib.Path({str(tmp_path)!r}, "calls")
+    calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+    assert completion != "bad" or len(calls.read_text()) > 3
+    return len(calls.read_text()) - (completion == "last" or completion == "bad")
+"""
+    scores = make(source, retries=retries).score([sample("first"), sample("bad"), sample("last")])
+    assert [score.value for score in scores] == values
 
 
 @pytest.mark.parametrize(("completion", "value"), [("stdin", 0.0), ("bool", 1.0), ("numpy", 0.5)])

@@ -196,6 +196,11 @@ def test_a_step_whose_figures_are_no_numbers_says_so() -> None:
     assert spent(track.values(7)) == {"sample": 1.0}
 
 
+def test_a_figure_that_was_not_measured_is_a_dash() -> None:
+    told = [line.split() for line in figures(7, {"reward": 0.5}, 24, 20).plain.splitlines()]
+    assert told[1] == ["reward", "0.500"] and ["kl", "-"] in told and ["mismatch", "-"] in told
+
+
 # -- the tab -----------------------------------------------------------------------------------------------------------
 @asynccontextmanager
 async def looking(world: World, size: tuple[int, int] = (80, 24)) -> AsyncIterator[User]:

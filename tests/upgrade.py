@@ -89,7 +89,9 @@ class Upgrade:
         """What is known so far: it may only grow."""
         known: dict[str, Any] = {}
         for name in self.names:
-            known |= {f"{name} step {s['step']}": (s["version"], s["metrics"]["loss"]) for s in self.client.steps(name)}
+            known |= {
+                f"{name} step {s['step']}": (s["version"], s["metrics"].get("loss")) for s in self.client.steps(name)
+            }
             known |= {f"{name}@{v['version']}": (v["sha256"], v["pinned"]) for v in self.client.adapters(name)}
         return known
 

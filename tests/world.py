@@ -105,7 +105,7 @@ class World:
         figures = ("reward", "loss", "entropy", "grad_norm", "lr", "kl", "logprob_difference")
         steps = self.client.steps(run)
         return {
-            "steps": [(s["step"], *(s["metrics"][figure] for figure in figures)) for s in steps],
+            "steps": [(s["step"], *(s["metrics"].get(figure) for figure in figures)) for s in steps],
             "samples": {s["step"]: self._batch(run, s["step"]) for s in steps},
             "evals": [(e["step"], e["score"]) for e in self.client.evals(run)],
             "digest": self.client.adapters(run)[-1]["sha256"],

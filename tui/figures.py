@@ -33,6 +33,8 @@ FIGURES = (  # name shown, key, digits
     ("mfu", "mfu", 3),
     ("ratio", "ratio", 4),
 )
+USUAL = ("reward", "reward_std", "loss", "kl", "entropy", "grad_norm", "logprob_difference", "clip_fraction")
+"""What has its place also in a step in which it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def figures(step: int | None, values: Values, width: int, height: int) -> Text:
     """Of a step, in one column or, where that does not fit, in two."""
     if step is None:
         return Text("no step yet", style="dim")
-    pairs = [(name, value(values.get(key), digits)) for name, key, digits in FIGURES if key in values]
+    pairs = [(name, value(values.get(key), digits)) for name, key, digits in FIGURES if key in values or key in USUAL]
     version = f"  @{values['version']:.0f}" if "version" in values else ""
     head = Text.assemble((f"step {step:,}", "bold"), version)
     columns = 2 if width >= 40 else 1

@@ -51,8 +51,9 @@ def curve(client: Client, run: str, metric: str) -> tuple[list[float], list[floa
         points: list[tuple[float, Any]] = [(e["step"], e["score"]) for e in client.evals(run)]
     else:
         steps = client.steps(run)
-        if steps and metric not in steps[-1]["metrics"]:
-            known = ", ".join(["eval", *sorted(steps[-1]["metrics"])])
+        measured = {name for step in steps for name in step["metrics"]}  # none of them in each step
+        if steps and metric not in measured:
+            known = ", ".join(["eval", *sorted(measured)])
             raise NotFound(f"{run} has no metric {metric}", hint=f"It has: {known}.")
         points = [(s["step"], s["metrics"].get(metric)) for s in steps]
     finite = [(x, float(y)) for x, y in points if y is not None and math.isfinite(y)]

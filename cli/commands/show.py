@@ -13,6 +13,7 @@ from lorad.cli.output import age, number, print_json, printable
 from lorad.cli.settings import config_of
 from lorad.cli.table import print_fields
 from lorad.client import Client
+from lorad.text import failures
 
 app = typer.Typer(add_completion=False)
 
@@ -39,6 +40,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "speed": f"{number(rates['tokens_per_second'], 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step"
         if rates.get("tokens_per_second") is not None
         else None,
+        "failures": failures(data),
         "trainable": trainable(data.get("trainable")),
         "origin": data.get("origin"),
         "sweep": data.get("sweep"),

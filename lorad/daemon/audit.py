@@ -24,6 +24,13 @@ from lorad.spec_text import from_json
 ATTESTED = ("passed", "inconclusive")
 
 
+class Maker(Struct, frozen=True):
+    """The version of a step's samples, as far as it counted just then. until: the last step whose weights it was."""
+
+    version: Record
+    until: int
+
+
 class Line(Struct, frozen=True):
     """What the audit reads of a sample."""
 
@@ -69,9 +76,9 @@ def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> It
         yield from (f"step {record.step}: {wrong}" for wrong in found)
 
 
-def makers(records: list[Record]) -> dict[int, Record | None]:
-    """By the number of a step's record: that of the version of its samples, as far as it counted just then."""
-    found: dict[int, Record | None] = {}
+def makers(records: list[Record]) -> dict[int, Maker | None]:
+    """By the number of a step's record."""
+    found: dict[int, Maker | None] = {}
     known: dict[int, Record] = {}
     for record in records:
         match record.kind:
@@ -80,15 +87,24 @@ def makers(records: list[Record]) -> dict[int, Record | None]:
             case "rewind":
                 known = {number: version for number, version in known.items() if version.step <= record.data["to"]}
             case "step":
-                found[record.seq] = known.get(record.data["version"])
+                found[record.seq] = maker(known, record)
     return found
 
 
+def maker(known: dict[int, Record], step: Record) -> Maker | None:
+    """known: versions by number. A step without an update has no version of its own."""
+    version = known.get(step.data["version"])
+    if version is None:
+        return None
+    later = [other.step for number, other in known.items() if number > step.data["version"]]
+    return Maker(version, max(version.step, min(later, default=step.step) - 1))
+
+
 def audit_step(
-    directory: RunDir, record: Record, fact: StepFact, version: Record | None, *, spared: bool
+    directory: RunDir, record: Record, fact: StepFact, made_by: Maker | None, *, spared: bool
 ) -> Iterator[str]:
     name = f"{record.run}@{fact.version}"
-    yield from audit_version(directory, record, name, version)
+    yield from audit_version(directory, record, name, made_by)
     path = directory.root / fact.samples
     if not path.exists():
         if not (spared or is_pruned(directory, record.attempt)):
@@ -100,15 +116,15 @@ def audit_step(
     yield from audit_samples(data, record.step, name, Counter(fact.prompts))
 
 
-def audit_version(directory: RunDir, record: Record, name: str, version: Record | None) -> Iterator[str]:
+def audit_version(directory: RunDir, record: Record, name: str, made_by: Maker | None) -> Iterator[str]:
     """What made the samples of a step."""
-    if version is None:
+    if made_by is None:
         yield f"its samples are of {name}, which no record before it knows"
         return
-    fact = msgspec.convert(version.data, VersionFact)
+    fact = msgspec.convert(made_by.version.data, VersionFact)
     if fact.attested not in ATTESTED:
         yield f"its samples are of {name}, whose attestation is {fact.attested!r}"
-    if not 0 <= (age := record.step - 1 - version.step) <= (allowed := staleness(directory, record.attempt)):
+    if not 0 <= (age := record.step - 1 - made_by.until) <= (allowed := staleness(directory, record.attempt)):
         yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
 
 

@@ -38,6 +38,8 @@ class Totals(Struct, frozen=True):
     seconds: float = 0.0
     published: int = 0
     publish_seconds: float = 0.0
+    failed_rewards: float = 0.0
+    skipped_updates: float = 0.0
 
 
 @dataclass

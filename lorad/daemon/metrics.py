@@ -87,7 +87,9 @@ def add(rows: Rows, before: Totals) -> Totals:
     sql = (
         "SELECT count(*) AS steps, total(json_extract(metrics, '$.tokens')) AS tokens, "
         "total(json_extract(metrics, '$.seconds')) AS seconds, count(json_extract(metrics, '$.seconds_publish')) "
-        "AS published, total(json_extract(metrics, '$.seconds_publish')) AS publish_seconds FROM steps WHERE rowid > ?"
+        "AS published, total(json_extract(metrics, '$.seconds_publish')) AS publish_seconds, "
+        "total(json_extract(metrics, '$.failed_rewards')) AS failed_rewards, "
+        "total(json_extract(metrics, '$.skipped_updates')) AS skipped_updates FROM steps WHERE rowid > ?"
     )
     (more,) = rows.rows(sql, (before.rowid,))
     return Totals(newest, **{key: getattr(before, key) + value for key, value in more.items()})
@@ -133,6 +135,10 @@ def of_runs(ctx: Context, found: Read) -> Iterator[str]:
     yield from many("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
     yield from one("lorad_steps_total", "counter", "Optimizer steps, those behind a rewind too.", totals.steps)
     yield from one("lorad_tokens_total", "counter", "Sampled tokens of those steps.", totals.tokens)
+    told = "Samples of those steps whose reward failed."
+    yield from one("lorad_failed_rewards_total", "counter", told, totals.failed_rewards)
+    told = "Updates of those steps whose loss or gradient was not finite."
+    yield from one("lorad_skipped_updates_total", "counter", told, totals.skipped_updates)
     yield from summary("lorad_step_seconds", "Seconds of a step.", totals.seconds, totals.steps)
     told = "Seconds in which a step's version was exported, loaded and attested."
     yield from summary("lorad_publish_seconds", told, totals.publish_seconds, totals.published)

@@ -52,6 +52,13 @@ class Ahead:
         del self._plans[step], self._futures[step]
         return rollout
 
+    def put_back(self, rollout: Rollout) -> None:
+        """The one that was taken last, which is not trained on now."""
+        future = Future[Rollout]()
+        future.set_result(rollout)
+        self._plans = {rollout.plan.step: rollout.plan, **self._plans}
+        self._futures[rollout.plan.step] = future
+
     def made(self) -> list[Rollout]:
         """Those of versions before the current one; waits for them. Raises what their making raised.
 

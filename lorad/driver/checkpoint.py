@@ -12,7 +12,7 @@ from lorad.driver import pending
 from lorad.driver.session import Session, State
 from lorad.errors import IntegrityError, NotFound
 from lorad.protocol.calls import Save
-from lorad.protocol.journal import CheckpointFact, Record
+from lorad.protocol.journal import CheckpointFact, Record, lineage, read
 
 STATE = "state.json"
 
@@ -28,6 +28,13 @@ def is_due(session: Session) -> bool:
     """Every `every` steps and after the last one."""
     step = session.state.step
     return step > 0 and (step % session.spec.checkpoint.every == 0 or not session.steps_left)
+
+
+def is_written(session: Session) -> bool:
+    """Whether there is one of the present step in this lineage."""
+    facts = lineage([record for record, _ in read(session.run_dir.journal)])
+    present = [f for f in facts if f.kind == "checkpoint" and f.step == session.state.step]
+    return any((session.run_dir.root / f.data["path"]).exists() for f in present)
 
 
 def checkpoint(session: Session) -> None:

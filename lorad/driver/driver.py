@@ -10,9 +10,9 @@ from lorad.driver.begin import begin
 from lorad.driver.publish import publish
 from lorad.driver.record import record
 from lorad.driver.sample import sample
-from lorad.driver.score import score
-from lorad.driver.session import Session
-from lorad.driver.train import train
+from lorad.driver.score import score, too_many_failed
+from lorad.driver.session import Rollout, Session, Weighed
+from lorad.driver.train import train, untrained
 from lorad.driver.weigh import weigh
 from lorad.errors import LoradError
 from lorad.protocol.calls import Closed, Nothing
@@ -35,18 +35,52 @@ def drive(session: Session) -> EndFact:
 
 
 def step(session: Session) -> None:
-    """One optimizer step on samples of the current version, or of one that is not too old."""
+    """One step on samples of the current version, or of one that is not too old. Without an update there is no new
+    version. Raises LoradError where too many rewards failed, or too many steps in a row were skipped."""
     started = time.perf_counter()
     session.seconds = {}
     rollout = sample(session)
     scores = score(session, rollout)
     weighed = weigh(session, rollout, scores)
+    if error := too_many_failed(session, scores):
+        give_up(session, rollout, weighed, started)
+        raise error
     trained = train(session, rollout, weighed)
-    publish(session, session.state.step + 1)
+    if trained.steps:
+        session.state.changed = session.state.step + 1
+        publish(session, session.state.step + 1)
     if session.ahead is not None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, weighed, trained, started)
+    endless = endless_skips(session)
     if evaluate.is_due(session):
         evaluate.evaluate(session)
-    if checkpoint.is_due(session):
+    if endless or checkpoint.is_due(session):
         checkpoint.checkpoint(session)
+    if endless:
+        raise endless
+
+
+def give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float) -> None:
+    """Leave a checkpoint from which a resume makes this step again, and the step's samples to be read."""
+    session.state.position = rollout.plan.position
+    if session.ahead is not None:
+        session.ahead.put_back(rollout)
+    if session.state.step and not checkpoint.is_written(session):
+        checkpoint.checkpoint(session)
+    record(session, rollout, weighed, untrained(session), started)
+
+
+def endless_skips(session: Session) -> LoradError | None:
+    """What ends the run where trainer.max_skipped_steps steps in a row were skipped; a resume counts anew, and begins
+    with the data after them."""
+    count = session.state.skipped_steps
+    if count < session.spec.trainer.max_skipped_steps:
+        return None
+    session.state.skipped_steps = 0
+    run = session.params.run
+    return LoradError(
+        f"loss or gradient was not finite in {count} steps in a row up to step {session.state.step}; none was applied",
+        hint=f"`lorad resume {run} trainer.lr=…` continues with the next data at a lower rate; "
+        f"`lorad checkpoints {run}` lists where else it can begin.",
+    )

@@ -6,6 +6,7 @@ from lorad.driver.sample import complete, sampling
 from lorad.driver.session import Plan, Session
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
+from lorad.text import number
 
 
 def is_due(session: Session) -> bool:
@@ -14,16 +15,17 @@ def is_due(session: Session) -> bool:
     return bool(session.eval_data) and every > 0 and (step % every == 0 or not session.steps_left)
 
 
-def evaluate(session: Session) -> float:
-    """The mean reward; a sample whose reward failed counts 0."""
+def evaluate(session: Session) -> float | None:
+    """The mean reward of the samples that have one; None where all rewards failed."""
     HEART.work("evaluate")
     state = session.state
     wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)
     groups, _ = complete(session, session.pool, wanted, 1, sampling(session, greedy=True))
     scores = session.rewarder.score([group[0].for_reward() for group in groups])
-    score = sum(s.reward for s in scores) / len(scores)
-    failed = sum(s.value is None for s in scores)
+    values = [s.value for s in scores if s.value is not None]
+    score, failed = sum(values) / len(values) if values else None, len(scores) - len(values)
     fact = EvalFact(version=state.version, score=score, problems=len(scores), failed=failed)
     session.journal.append("eval", state.step, fact)
-    print(f"eval at step {state.step}: {score:.3f} on {len(scores)} problems", flush=True)
+    missing = f", {failed} rewards failed" if failed else ""
+    print(f"eval at step {state.step}: {number(score) or '-'} on {len(values)} problems{missing}", flush=True)
     return score

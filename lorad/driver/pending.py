@@ -58,15 +58,21 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     if not session.spec.rollout.max_staleness or not path.exists():
         return []
     found = msgspec.msgpack.decode(path.read_bytes(), type=list[Kept])
-    attested = {(r.data["version"], r.step) for r in facts if r.kind == "version"}
+    attested = [(r.step, r.data["version"]) for r in facts if r.kind == "version"]
     for kept in found:
-        if (kept.version, kept.trained) not in attested:
+        if kept.version not in _current(attested, kept.trained):
             raise IntegrityError(
                 f"{path} holds samples of {session.name_of(kept.version)}, and the journal has no such version of step "
                 f"{kept.trained} that counts",
                 hint=f"Go on from another checkpoint: `lorad checkpoints {session.params.run}`.",
             )
     return list(_usable(session, found))
+
+
+def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
+    """The versions with the weights of a step: those of the last step until then that published any."""
+    newest = max((made for made, _ in attested if made <= step), default=None)
+    return {version for made, version in attested if made == newest}
 
 
 def _usable(session: Session, found: list[Kept]) -> Iterator[Rollout]:

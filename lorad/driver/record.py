@@ -14,13 +14,17 @@ from lorad.driver.train import Trained
 from lorad.protocol.calls import Stepped
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import StepFact
+from lorad.text import number
 
 
 def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained, started: float) -> None:
-    """The step is done: its number becomes the state's."""
+    """The step is over: its number becomes the state's."""
     HEART.work("record")
     state = session.state
     step = state.step + 1
+    state.failed_rewards += int((~weighed.scored).sum())
+    state.skipped_updates += trained.skipped
+    state.skipped_steps = state.skipped_steps + 1 if trained.skipped and not trained.steps else 0
     path, digest = write_samples(session, step, rollout, weighed)
     session.seconds["total"] = time.perf_counter() - started
     fact = StepFact(
@@ -33,40 +37,44 @@ def record(session: Session, rollout: Rollout, weighed: Weighed, trained: Traine
     )
     session.journal.append("step", step, fact)
     state.step = step
-    m = fact.metrics
+    if trained.skipped:
+        session.warn(
+            f"{trained.skipped} of {len(trained.updates)} updates of step {step} were skipped: "
+            "loss or gradient was not finite"
+        )
+    told = {
+        key: number(fact.metrics.get(key), digits) or "-" for key, digits in (("reward", 3), ("loss", 4), ("kl", 4))
+    }
     print(
-        f"step {step}/{session.params.steps}  reward {m['reward']:.3f}  loss {m['loss']:.4f}  kl {m['kl']:.4f}  "
-        f"version {state.version}  {m['tokens_per_second']:.0f} tok/s  {m['seconds']:.2f} s",
+        f"step {step}/{session.params.steps}  reward {told['reward']}  loss {told['loss']}  kl {told['kl']}  "
+        f"version {state.version}  {rollout.tokens / max(rollout.seconds, 1e-9):.0f} tok/s  "
+        f"{session.seconds['total']:.2f} s",
         flush=True,
     )
 
 
 def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
-    """Means over samples or tokens; seconds are wall time. `logprob_difference`: mean |trainer - engine|, nats.
+    """Means over samples or tokens; seconds are wall time. What was not measured is absent.
 
+    reward, reward_std: of the samples that have one; response_length, truncated: of all; entropy, ratio,
+    clip_fraction, loss, kl (only with a coefficient): of those that were trained on. logprob_difference: |trainer -
+    engine| in nats, absent where samples are of older weights; then staleness_difference has that and staleness
+    together. updates: optimizer steps; skipped_updates: that loss or gradient forbade; `_total`: of the run so far.
     seconds_sample: that the loop waited for its samples; seconds_sampling: that they took, perhaps meanwhile.
     seconds_attest: a part of seconds_publish. seconds_waited: of the run's calls, for a turn in the pool.
     staleness: see `Plan`.
     """
-    samples, seconds = rollout.samples, session.seconds
-    first, n = trained.first, max(trained.first.tokens, 1)
-    total = max(trained.total.tokens, 1)
+    samples, seconds, state = rollout.samples, session.seconds, session.state
     values = {
-        "reward": float(weighed.rewards.mean()),
-        "reward_std": float(weighed.rewards.std()),
-        "loss": trained.total.loss / max(trained.updates, 1),
-        "kl": trained.total.kl / total,
-        "entropy": first.entropy / n,
-        "grad_norm": trained.grad_norm,
         "lr": trained.lr,
-        "clip_fraction": trained.total.clipped / total,
-        "ratio": trained.total.ratio / total,
-        "logprob_difference": first.sampler_difference / n,
-        "logprob_difference_max": first.sampler_difference_max,
+        "updates": float(len(trained.steps)),
+        "skipped_updates": float(trained.skipped),
+        "skipped_updates_total": float(state.skipped_updates),
         "response_length": float(np.mean([s.tokens.size for s in samples])),
         "truncated": float(np.mean([s.finish == "length" for s in samples])),
         "zero_variance_groups": float(weighed.flat.sum()),
-        "failed_rewards": float(sum(s.value is None for s in weighed.scores)),
+        "failed_rewards": float((~weighed.scored).sum()),
+        "failed_rewards_total": float(state.failed_rewards),
         "tokens": float(rollout.tokens),
         "tokens_per_second": rollout.tokens / max(rollout.seconds, 1e-9),
         "staleness": float(rollout.plan.staleness),
@@ -74,12 +82,38 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in trained.steps),
     }
-    return values | trainer_metrics(trained.steps) | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
+    values |= policy_metrics(session, rollout, weighed, trained) | trainer_metrics(trained.steps)
+    return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
+
+
+def policy_metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
+    """What of rewards, loss and policy was measured; see `metrics`."""
+    found: dict[str, float] = {}
+    first, total = trained.first, trained.total
+    if weighed.rewards.size:
+        rewards = weighed.rewards.astype(np.float64)  # their squares may be too large for float32
+        found |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
+    if total.tokens:
+        found["loss"] = total.loss / (len(trained.updates) - trained.skipped)
+        found |= {"clip_fraction": total.clipped / total.tokens, "ratio": total.ratio / total.tokens}
+        if session.spec.algorithm.kl.coef:
+            found["kl"] = total.kl / total.tokens
+    if first.tokens:
+        found["entropy"] = first.entropy / first.tokens
+    if norms := [step.grad_norm for step in trained.steps]:
+        found["grad_norm"] = sum(norms) / len(norms)
+    if trained.mismatch is not None:
+        found |= {"logprob_difference": trained.mismatch.mean, "logprob_difference_max": trained.mismatch.max}
+    elif rollout.plan.staleness and first.tokens:
+        found["staleness_difference"] = first.sampler_difference / first.tokens
+    return found
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
     """What is known of it. Memory in bytes, on all of the trainer's devices; rates over the time that it computed."""
     found: dict[str, float] = {}
+    if not steps:
+        return found
     seconds = sum(step.seconds for step in steps)
     if seconds:
         found["trainer_tokens_per_second"] = sum(step.tokens for step in steps) / seconds
@@ -97,7 +131,7 @@ def write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighe
     directory = session.run_dir.samples
     directory.mkdir(exist_ok=True)
     path = directory / f"{step:06d}-a{session.params.attempt}.jsonl"
-    rows = zip(rollout.samples, weighed.scores, weighed.rewards, weighed.advantages, strict=True)
+    rows = zip(rollout.samples, weighed.scores, weighed.advantages, strict=True)
     lines = [
         msgspec.json.encode(
             {
@@ -108,15 +142,15 @@ def write_samples(session: Session, step: int, rollout: Rollout, weighed: Weighe
                 "prompt": s.example.prompt,
                 "completion": s.text,
                 "answer": s.example.answer,
-                "reward": float(reward),
-                "advantage": float(advantage),
+                "reward": score.value,
+                "advantage": None if score.value is None else float(advantage),
                 "finish": s.finish,
                 "error": score.error,
                 "tokens": s.tokens.tolist(),
                 "logprobs": s.logprobs.tolist(),
             }
         )
-        for s, score, reward, advantage in rows
+        for s, score, advantage in rows
     ]
     data = b"\n".join(lines) + b"\n"
     with path.open("wb") as file:

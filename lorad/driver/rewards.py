@@ -35,22 +35,18 @@ class Score(Struct, frozen=True):
     error: str = ""
     seconds: float = 0.0
 
-    @property
-    def reward(self) -> float:
-        """What training uses: a failed sample counts as 0."""
-        return 0.0 if self.value is None else self.value
-
 
 class Rewarder:
     """The reward of a spec. A context manager: nothing of it is left running after `close`.
 
     A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec, by the
-    death of its process; the samples after it are scored as if nothing had been.
+    death of its process; the samples after it are scored as if nothing had been. It is scored again, `retries` times at
+    most, when all the others have been.
     """
 
     def __init__(self, spec: RewardSpec, cwd: Path) -> None:
         """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
-        self._timeout = spec.timeout
+        self._timeout, self._retries = spec.timeout, spec.retries
         self._setup = _setup(spec, cwd)
         # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else run.
         self._builtin = builtin(spec.name) if self._setup.name and self._setup.name != "regex" else None
@@ -83,7 +79,12 @@ class Rewarder:
             return [Score(self._builtin(sample)) for sample in samples]
         with HEART.waits(), self._busy:  # for a child, each time for no longer than its time limit
             self._broken = ""
-            return [self._score(sample) for sample in samples]
+            scores = [self._score(sample) for sample in samples]
+            for _ in range(self._retries):
+                again = {i: samples[i] for i, score in enumerate(scores) if score.value is None}
+                for i, sample in again.items():
+                    scores[i] = self._score(sample)
+            return scores
 
     def close(self) -> None:
         """Kill the child, also under a `score` in another thread, whose remaining samples then fail."""

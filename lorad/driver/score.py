@@ -8,19 +8,21 @@ from lorad.errors import LoradError
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
-    """One score for each sample, made now unless it was made ahead.
-
-    Raises LoradError when so many failed that the step is worth nothing.
-    """
+    """One score for each sample, made now unless it was made ahead."""
     made = rollout.scores
     with session.timed("score"):
-        scores = session.rewarder.score([s.for_reward() for s in rollout.samples]) if made is None else made
+        return session.rewarder.score([s.for_reward() for s in rollout.samples]) if made is None else made
+
+
+def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
+    """What ends the run where a larger share of rewards failed than reward.max_failures allows."""
     failed = [s for s in scores if s.value is None]
-    limit = session.spec.reward_spec.max_failures
-    if failed and len(failed) >= limit * len(scores):
-        raise LoradError(
-            f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}: "
-            f"{failed[0].error}",
-            hint=f"Mend {session.spec.reward_spec.name}, then `lorad resume {session.params.run}`.",
-        )
-    return scores
+    reward, run = session.spec.reward_spec, session.params.run
+    if len(failed) <= reward.max_failures * len(scores):
+        return None
+    return LoradError(
+        f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
+        f"reward.max_failures allows {reward.max_failures:.0%}: {failed[0].error}",
+        hint=f"`lorad samples {run}` shows what it was given. Mend {reward.name} or allow more failures, then "
+        f"`lorad resume {run}` makes this step again.",
+    )

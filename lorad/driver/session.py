@@ -39,12 +39,20 @@ class StopFlag:
 
 
 class State(Struct):
-    """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's number."""
+    """What a resume restores. `position`: prompts consumed by the steps done; `version`: the current one's number.
+
+    changed: the step whose update made the present weights. failed_rewards, skipped_updates: so many in the run until
+    now; skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
+    """
 
     step: int = 0
     position: int = 0
     version: int = -1
     next_version: int = 0
+    changed: int = 0
+    failed_rewards: int = 0
+    skipped_updates: int = 0
+    skipped_steps: int = 0
 
 
 @dataclass
@@ -120,7 +128,7 @@ class Plan:
 
     @property
     def staleness(self) -> int:
-        """Publishes between the version that makes the samples and the newest one when they are trained on."""
+        """Steps between the version that makes the samples and the newest one when they are trained on."""
         return self.step - self.trained
 
 
@@ -148,10 +156,11 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Rewards and advantages, float32 [samples]; bool [groups]: `alive` carry a gradient, of `flat` all rewards are
-    equal."""
+    """bool [samples]: `scored` have a reward. rewards: float32, theirs alone; advantages: float32 [samples], 0 without
+    a reward. bool [groups]: `alive` reach the trainer; of `flat` all rewards are equal, or there are fewer than two."""
 
     scores: list[Score]
+    scored: np.ndarray
     rewards: np.ndarray
     advantages: np.ndarray
     alive: np.ndarray

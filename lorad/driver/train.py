@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from lorad.driver.session import Rollout, Sample, Session, Weighed
-from lorad.errors import LoradError
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Logprobs, OptimStep, Stepped
+from lorad.protocol.calls import ForwardBackward, Logprobs, Nothing, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
 from lorad.specs import Spec
 
@@ -17,42 +17,76 @@ ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `importa
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What the updates of one step did. steps: what the pool told of each. first: statistics before any update."""
+class Update:
+    """stats: None where nothing was computed, or it was not finite. step: what the pool said of the optimizer's step,
+    None where it made none. is_finite: False where loss or gradient was not, so that the update was skipped."""
 
-    first: LossStats
-    total: LossStats
-    grad_norm: float
+    stats: LossStats | None = None
+    step: Stepped | None = None
+    is_finite: bool = True
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """|trainer - engine| log-probability of the same tokens under the same weights, nats: its mean and its maximum."""
+
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the updates of one step did. first: statistics of the first epoch. mismatch: None where it is not known."""
+
     lr: float
-    steps: list[Stepped]
+    updates: list[Update]
+    first: LossStats
+    mismatch: Mismatch | None
 
     @property
-    def updates(self) -> int:
-        return len(self.steps)
+    def total(self) -> LossStats:
+        return sum((update.stats for update in self.updates if update.stats is not None), LossStats())
+
+    @property
+    def steps(self) -> list[Stepped]:
+        return [update.step for update in self.updates if update.step is not None]
+
+    @property
+    def skipped(self) -> int:
+        """Updates whose loss or gradient was not finite."""
+        return sum(not update.is_finite for update in self.updates)
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost only."""
+    """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost only.
+
+    has_gradient: False where it is zero for certain: all advantages are 0, and there is no KL term.
+    """
 
     batch: Batch
     targets: PolicyTargets
     normaliser: float
+    has_gradient: bool
 
 
 def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
-    """epochs x minibatches updates. Raises LoradError when a gradient is not finite."""
+    """epochs x minibatches updates, as far as there is a gradient and it is finite."""
     algorithm, rate = session.spec.algorithm, lr(session)
     with session.timed("train"):
         minibatches = _minibatches(session, rollout, weighed)
-        first, total, steps = LossStats(), LossStats(), list[Stepped]()
-        for epoch in range(algorithm.epochs):
-            for minibatch in minibatches:
-                stats = LossStats() if minibatch is None else _update(session, minibatch)
-                steps.append(_step(session, rate))  # also without a gradient: Adam's moments and weight decay go on
-                total += stats
-                first += stats if epoch == 0 else LossStats()
-    return Trained(first, total, sum(step.grad_norm for step in steps) / len(steps), rate, steps)
+        measured = _measured(session, rollout) if _must_measure(session, rollout, minibatches) else None
+        updates = [_update(session, m, rate) for _ in range(algorithm.epochs) for m in minibatches]
+    early = [update.stats for update in updates[: len(minibatches)] if update.stats is not None]
+    first = sum(early, LossStats())
+    if measured is None and first.tokens and _is_current(session, rollout) and not _is_noisy(session.spec):
+        measured = Mismatch(first.sampler_difference / first.tokens, first.sampler_difference_max)
+    return Trained(rate, updates, first, measured)
+
+
+def untrained(session: Session) -> Trained:
+    """Of a step on which nothing is trained."""
+    return Trained(lr(session), [], LossStats(), None)
 
 
 def lr(session: Session) -> float:
@@ -87,7 +121,44 @@ def needs_old(spec: Spec) -> bool:
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
 
-def _update(session: Session, m: MiniBatch) -> LossStats:
+def _is_current(session: Session, rollout: Rollout) -> bool:
+    """Whether the weights are those that sampled: else a difference of log-probabilities is staleness."""
+    return rollout.plan.trained >= session.state.changed
+
+
+def _is_noisy(spec: Spec) -> bool:
+    """Whether the log-probabilities of the update's forward pass are compared with the engine's and have dropout."""
+    return spec.lora.dropout > 0 and not needs_old(spec)
+
+
+def _must_measure(session: Session, rollout: Rollout, minibatches: list[MiniBatch | None]) -> bool:
+    """Whether the mismatch can be known, and the updates do not say it."""
+    return _is_current(session, rollout) and (_is_noisy(session.spec) or not any(minibatches))
+
+
+def _measured(session: Session, rollout: Rollout) -> Mismatch:
+    """Of the first group, which is enough for an alarm and costs little."""
+    group = rollout.groups[0]
+    batch = Batch.of([(_prompt(group), [s.tokens for s in group])])
+    difference = np.abs(_logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
+    return Mismatch(float(difference.mean()), float(difference.max()))
+
+
+def _update(session: Session, m: MiniBatch | None, rate: float) -> Update:
+    """Without a gradient the optimizer makes no step (algorithm.skip_empty_updates): else Adam's momentum and weight
+    decay would move the weights by themselves. What is not finite changes nothing either."""
+    skips = session.spec.algorithm.skip_empty_updates
+    if m is None:
+        return Update(step=None if skips else _step(session, rate))
+    stats = _gradient(session, m)
+    if not math.isfinite(stats.loss) or (skips and not m.has_gradient):
+        session.pool.call("discard_grads", Nothing())
+        return Update(stats) if math.isfinite(stats.loss) else Update(is_finite=False)
+    step = _step(session, rate)
+    return Update(stats, step) if step.applied else Update(is_finite=False)
+
+
+def _gradient(session: Session, m: MiniBatch) -> LossStats:
     a = session.spec.algorithm
     loss = PolicyLoss(
         clip_low=a.clip[0],
@@ -104,11 +175,6 @@ def _update(session: Session, m: MiniBatch) -> LossStats:
 
 def _step(session: Session, rate: float) -> Stepped:
     result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
-    if not result.applied:
-        raise LoradError(
-            f"the gradient of step {session.state.step + 1} is not finite; the step was not applied",
-            hint=f"Resume from a checkpoint with a smaller trainer.lr: `lorad checkpoints {session.params.run}`.",
-        )
     return result
 
 
@@ -126,18 +192,20 @@ def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: lis
     alive = [g for g in groups if weighed.alive[g]]
     if not alive:
         return None
-    everything = [s for g in groups for s in rollout.groups[g]]
-    samples = [s for g in alive for s in rollout.groups[g]]
-    rows = np.concatenate([np.arange(g * size, (g + 1) * size) for g in alive])
-    batch = Batch.of([(_prompt(rollout.groups[g]), [s.tokens for s in rollout.groups[g]]) for g in alive])
+    scored = {g: [i for i in range(size) if weighed.scored[g * size + i]] for g in groups}
+    everything = [rollout.groups[g][i] for g in groups for i in scored[g]]
+    samples = [rollout.groups[g][i] for g in alive for i in scored[g]]
+    advantages = weighed.advantages[[g * size + i for g in alive for i in scored[g]]]
+    batch = Batch.of([(_prompt(rollout.groups[g]), [rollout.groups[g][i].tokens for i in scored[g]]) for g in alive])
     targets = PolicyTargets(
-        advantages=weighed.advantages[rows],
+        advantages=advantages,
         sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
         old_logprobs=_logprobs(session, "slot", batch) if needs_old(session.spec) else None,
         reference_logprobs=_logprobs(session, "base", batch) if algorithm.kl.coef else None,
     )
     tokens = sum(s.tokens.size for s in everything)
-    return MiniBatch(batch, targets, float(tokens if algorithm.loss_level == "token" else len(everything)))
+    normaliser = float(tokens if algorithm.loss_level == "token" else len(everything))
+    return MiniBatch(batch, targets, normaliser, has_gradient=bool(algorithm.kl.coef or advantages.any()))
 
 
 def _prompt(group: list[Sample]) -> np.ndarray:

@@ -10,17 +10,24 @@ from lorad.rl.advantage import group_advantages, zero_variance
 
 
 def weigh(session: Session, rollout: Rollout, scores: list[Score]) -> Weighed:
-    """Group-relative advantages; groups whose rewards are all equal carry no gradient and may be dropped."""
+    """Group-relative advantages of the samples that have a reward. The others take part in nothing: not in the mean and
+    standard deviation of their group, nor in the loss. Groups whose rewards are all equal may be dropped, those with
+    fewer than two rewards always are."""
     algorithm = session.spec.algorithm
     with session.timed("weigh"):
-        rewards = np.array([s.reward for s in scores], np.float32)
-        sizes = np.array([len(group) for group in rollout.groups], np.int32)
+        scored = np.array([s.value is not None for s in scores], np.bool_)
+        rewards = np.array([s.value for s in scores if s.value is not None], np.float32)
+        ends = np.cumsum([len(group) for group in rollout.groups])
+        sizes = np.array([part.sum() for part in np.split(scored, ends[:-1])], np.int32)
         flat = zero_variance(rewards, sizes)
         drop = algorithm.drop_zero_variance and not algorithm.kl.coef  # the KL term acts on every sample
+        advantages = np.zeros(len(scores), np.float32)
+        advantages[scored] = group_advantages(rewards, sizes, algorithm.advantage)
         return Weighed(
             scores=scores,
+            scored=scored,
             rewards=rewards,
-            advantages=group_advantages(rewards, sizes, algorithm.advantage),
-            alive=~flat if drop else np.ones_like(flat),
+            advantages=advantages,
+            alive=~flat if drop else sizes > 1,
             flat=flat,
         )

@@ -16,7 +16,7 @@ import fcntl
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -85,21 +85,24 @@ class VersionFact(Struct, frozen=True):
 
 
 class StepFact(Struct, frozen=True):
-    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path."""
+    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path.
+
+    metrics: of what was measured; a metric that was not is absent, one that was not finite is null in JSON.
+    """
 
     version: int
     prompts: list[str]
     position: int  # prompts consumed before this step
     samples: str
     samples_sha256: str
-    metrics: dict[str, float]
+    metrics: Mapping[str, float | None]
 
 
 class EvalFact(Struct, frozen=True):
-    """kind `eval`. score: mean reward of greedy completions."""
+    """kind `eval`. score: mean reward of greedy completions, without those whose reward failed; None: all failed."""
 
     version: int
-    score: float
+    score: float | None
     problems: int
     failed: int
 

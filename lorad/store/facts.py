@@ -21,7 +21,10 @@ COLUMNS = {
     ),
     "checkpoint": ("checkpoints", ("version", "path", "bytes")),
 }
-SIGNALS = ("kl", "entropy", "truncated", "logprob_difference", "failed_rewards")
+SIGNALS = (
+    *("kl", "entropy", "truncated", "logprob_difference"),
+    *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
+)
 RECENT = 24  # steps
 MOST_NAMES = 8  # of metrics that are told by name
 TABLES = tuple(table for table, _ in COLUMNS.values())

@@ -86,7 +86,9 @@ def shares(before: Cpu, after: Cpu, steps: list[Record]) -> Figures:
         for part in ("driver", "daemon", "loop", "helpers", "compute")
     }
     metrics = [step.data["metrics"] for step in steps]
-    wall = {verb: sum(m[f"seconds_{verb}"] for m in metrics) for verb in ("sample", "train", "publish", "attest")}
+    wall = {
+        verb: sum(m.get(f"seconds_{verb}", 0.0) for m in metrics) for verb in ("sample", "train", "publish", "attest")
+    }
     attest = ms["compute"] * wall["attest"] / (wall["sample"] + wall["train"] + wall["publish"])
     own, computing = ms["driver"] + ms["daemon"] + ms["loop"] + ms["helpers"], ms["compute"] - attest
     return {

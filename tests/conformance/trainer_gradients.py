@@ -169,6 +169,18 @@ class Gradients(TrainerCase):
         await trainer.optim_step("a", 0.1, 1.0)
         np.testing.assert_allclose(flat(await trainer.export("a")), 0.95 * before, rtol=1e-5)
 
+    async def test_a_loss_that_is_not_finite_can_be_discarded(self, trainer: Trainer) -> None:
+        batch = random_batch(5)
+        for slot in ("healthy", "poisoned"):
+            await open_trained(trainer, slot)
+        poison = np.where(np.arange(batch.completion_lengths.size) == 0, np.nan, 1.0).astype(np.float32)
+        stats = await accumulate(trainer, "poisoned", batch, advantages=targets_for(batch).advantages * poison)
+        assert not np.isfinite(stats.loss)
+        await trainer.discard_grads("poisoned")
+        for slot in ("healthy", "poisoned"):
+            await train(trainer, slot, range(6, 8))
+        assert self.same(trainer, flat(await trainer.export("healthy")), flat(await trainer.export("poisoned")))
+
     @pytest.mark.parametrize("poison", [np.nan, np.inf])
     async def test_gradients_that_are_not_finite_are_not_applied(self, trainer: Trainer, poison: float) -> None:
         batch = random_batch(5)

@@ -75,7 +75,7 @@ class Witness:
             ended = {key: attempt[key] for key in ("reason", "exit_code", "signal") if attempt[key] is not None}
             self.told["attempt", name, attempt["attempt"]] = ended
         for step in client.steps(name):
-            figures = {key: step["metrics"][key] for key in ("reward", "loss", "grad_norm")}
+            figures = {key: step["metrics"].get(key) for key in ("reward", "loss", "grad_norm")}
             self.told["step", name, step["attempt"], step["step"]] = {"version": step["version"]} | figures
         for fact in client.evals(name):
             self.told["eval", name, fact["attempt"], fact["step"]] = {"score": fact["score"]}
