@@ -78,9 +78,11 @@ class Client:
         runs are."""
         return self._http.get("/v1/status")
 
-    def shutdown(self, *, gateway: bool = False) -> Json:
-        """Ask the daemon to exit; runs and pools go on, and so does the gateway unless it is to end as well."""
-        return self._http.post("/v1/shutdown", {"gateway": gateway})
+    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Json:
+        """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well: {pid,
+        gateway, ended: [pool], staying: [{pool, runs, serves: [run@version], seconds}]}. A pool with a run at work does
+        not end. seconds: of idleness, after which it ends by itself."""
+        return self._http.post("/v1/shutdown", {"gateway": gateway, "pools": pools})
 
     def database(self) -> Json:
         """{problems: [str], warnings: [str]} of the whole database, and of the rows against the disk, read now."""
@@ -93,9 +95,10 @@ class Client:
     def pools(self) -> Items:
         return self._http.list_of("/v1/pools")
 
-    def stop_pool(self, pool: str) -> Json:
-        """End an idle pool. Raises Conflict while a run uses it."""
-        return self._http.delete(f"/v1/pools/{quote(pool)}")
+    def stop_pool(self, pool: str, *, force: bool = False) -> Json:
+        """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end, and can be
+        resumed."""
+        return self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}")
 
     def devices(self) -> Items:
         return self._http.list_of("/v1/devices")

@@ -61,6 +61,7 @@ EXPECTED: dict[Route, list[Case]] = {
     ("DELETE", "/v1/pools/{pool}"): [
         Case("/v1/pools/tiny-1", OWNERS_LATE),
         Case(f"/v1/pools/tiny-1?run={THEIRS}", OWNERS_LATE),
+        Case("/v1/pools/tiny-1?force=1", OWNERS_LATE),  # it serves
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],

@@ -22,6 +22,7 @@ from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from lorad.paths import Home
 from tests.daemon_world import serving
+from tests.world import world
 
 
 async def test_nonsense_is_answered_in_words(home: Path) -> None:
@@ -101,6 +102,29 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     assert pid in [process.pid for process in both]
     assert sorted(process.wait(60) for process in both) == [0, LoradError.exit_code]
     assert not (home / "lorad.sock").exists()
+
+
+def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
+    with world() as made:
+        made.home.root.mkdir(parents=True)
+        made.home.config.write_text("idle_timeout: 1.5")
+        made.lorad("run", made.spec(), "trainer.steps=1", "--name", "a", "--wait")
+        pool = made.client.pools()[0]["pid"]
+        assert "Pool tiny-1 is idle and ends in" in made.lorad("daemon", "stop").stderr
+        wait_gone(pool)
+        made.lorad("resume", "a", "--steps", "2", "--wait")
+        assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
+        made.lorad("resume", "a", "--steps", "3", "--wait")
+        pool = made.client.pools()[0]["pid"]
+        assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
+        assert not Path(f"/proc/{pool}").exists()
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def wait_any(processes: list[subprocess.Popen[bytes]]) -> int:

@@ -122,6 +122,8 @@ async def serve(ctx: Context) -> None:
     async with answering(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
         await reconcile(ctx)
+        async with ctx.parting:  # what is to end with the daemon has ended
+            pass
 
 
 @contextlib.asynccontextmanager
