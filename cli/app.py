@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command as build
 
 from lorad import __version__
-from lorad.cli.output import print_error
+from lorad.cli.output import print_error, watch_versions
 from lorad.errors import LoradError, StorageError
 
 COMMANDS = (
@@ -37,6 +37,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"lorad.cli.commands.{cmd_name}")
+        watch_versions()
         command = build(module.app)
         command.name = cmd_name
         return command

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "run_row", "run_table", "size", "why",
+    "printable", "run_row", "run_table", "size", "watch_versions", "why",
 ]  # fmt: skip
 
 
@@ -33,6 +33,23 @@ def print_error(error: LoradError) -> None:
 def note(text: str) -> None:
     """One line for a person."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def watch_versions() -> None:
+    """A daemon of another version is named once for each command."""
+    from lorad.transport import Transport
+
+    Transport.on_other_version = other_version
+
+
+def other_version(version: str) -> None:
+    from lorad import __version__
+    from lorad.paths import Home, default_home
+
+    shared = Home(default_home()).shared_by is not None
+    restart = "its admin replaces it with" if shared else "replace it with"
+    daemon = f"version {version}" if version else "an earlier version"
+    note(f"The daemon is {daemon}, this command is version {__version__}: {restart} `lorad daemon restart`.")
 
 
 def print_table(

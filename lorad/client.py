@@ -73,9 +73,9 @@ class Client:
 
     # -- the daemon ------------------------------------------------------------------------------------------------
     def status(self) -> Json:
-        """{pid, version, home, caller: {user, admin}, started_at, gateway, troubles, runs: {state: count}, disk:
-        {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon sees it; disk: bytes where
-        runs are."""
+        """{pid, version, home, caller: {user, admin}, shared, started_at, gateway, troubles, runs: {state: count},
+        disk: {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon sees it; shared: by
+        several users; disk: bytes where runs are."""
         return self._http.get("/v1/status")
 
     def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Json:

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from lorad import __version__, transport
 from lorad.client import Client
 from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from lorad.paths import Home
 from tests.daemon_world import serving
-from tests.world import world
+from tests.world import REPOSITORY, world
 
 
 async def test_nonsense_is_answered_in_words(home: Path) -> None:
@@ -118,6 +119,32 @@ def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
         pool = made.client.pools()[0]["pid"]
         assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
         assert not Path(f"/proc/{pool}").exists()
+
+
+OLDER = "import lorad; lorad.__version__ = '0.0.9'; from lorad.daemon.__main__ import main; main()"
+
+
+def test_a_daemon_of_another_version_is_named_and_replaced_under_a_run() -> None:
+    with world() as made:
+        env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
+        older = subprocess.Popen([sys.executable, "-c", OLDER], env=env, cwd="/", start_new_session=True)
+        answers(made.home.root)
+        made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")
+        before, driver = made.lorad("list").stderr, made.pid("a", "driver")
+        assert before.count("The daemon is version 0.0.9, this command is version") == 1
+        made.lorad("daemon", "restart")
+        assert older.wait(60) == 0 and made.client.status()["version"] == __version__
+        made.reached("a", made.client.show("a")["step"] + 1)
+        assert made.pid("a", "driver") == driver and "The daemon is" not in made.lorad("list").stderr
+
+
+async def test_another_protocol_is_refused_but_seen_and_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(home) as api:
+        monkeypatch.setattr(transport, "PROTOCOL", 99)
+        with pytest.raises(Conflict, match=r"speaks protocol 1, and this command protocol 99") as refused:
+            await api("list")
+        assert "lorad daemon restart" in refused.value.hint
+        assert (await api("status"))["pid"] == (await api("shutdown"))["pid"] == os.getpid()
 
 
 def wait_gone(pid: int) -> None:

@@ -1,7 +1,8 @@
-"""lorad daemon start | stop | status | run | install | uninstall."""
+"""lorad daemon start | stop | restart | status | run | install | uninstall."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -15,9 +16,10 @@ from lorad.cli.launch import start as launch
 from lorad.cli.logout_checks import has_linger, own_name
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, note, print_json
+from lorad.cli.settings import config_of
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client import Client
-from lorad.errors import Conflict, DaemonUnreachable
+from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
 from lorad.paths import Home
 from lorad.protocol.listener import answers
 from lorad.transport import Json
@@ -67,6 +69,23 @@ def stays(pool: Json) -> str:
         served = ", ".join(pool["serves"])
         return f"Pool {pool['pool']} stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it."
     return f"Pool {pool['pool']} is idle and ends in {duration(pool['seconds'])}; `lorad daemon stop --pools` ends it."
+
+
+@app.command()
+def restart(as_json: AsJson = False) -> None:
+    """Replace it by one of this version, with the config.yaml of now. Runs, pools and the gateway continue."""
+    client = Client()
+    if (owner := client.home.shared_by) is not None:
+        hint = "Ask its owner: `lorad daemon restart`, or `systemctl restart lorad` where a unit starts it."
+        raise NotAllowed(f"the daemon of {client.home.root} is user {owner}'s", hint=hint)
+    config_of(client.home)  # what would keep the next one from starting is said while this one works
+    shared = False
+    with contextlib.suppress(DaemonUnreachable):
+        shared = client.status().get("shared", False)
+        client.shutdown()
+        _await_end(client)
+    launch(client, system=shared)
+    report(client, as_json)
 
 
 @app.command()

@@ -23,6 +23,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "version": lorad.__version__,
         "home": str(ctx.home.root),
         "caller": {"user": call.caller.name, "admin": is_admin(ctx, call.caller)},
+        "shared": ctx.system,
         "started_at": ctx.started_at,
         "gateway": gateway_socket(ctx),
         "runs": {row["state"]: row["runs"] for row in counts},
