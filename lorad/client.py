@@ -73,9 +73,10 @@ class Client:
 
     # -- the daemon ------------------------------------------------------------------------------------------------
     def status(self) -> Json:
-        """{pid, version, home, caller: {user, admin}, shared, started_at, gateway, troubles, runs: {state: count},
-        disk: {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon sees it; shared: by
-        several users; disk: bytes where runs are."""
+        """{pid, version, home, caller: {user, admin}, shared, started_at, gateway, url, url_trouble, troubles,
+        runs: {state: count}, disk: {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon
+        sees it; shared: by several users; disk: bytes where runs are. gateway: its socket, null while none answers;
+        url: the base URL where it listens on TCP, or null; url_trouble: why it lets nobody in there, or ""."""
         return self._http.get("/v1/status")
 
     def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Json:
@@ -135,7 +136,8 @@ class Client:
     def resume(
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
     ) -> Json:
-        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run.
+        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run plus
+        {changed_inputs: [files that the attempt before read and that are others now, in words]}.
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
         """
@@ -173,6 +175,11 @@ class Client:
         """{text, offset, size}: from a byte offset (negative: from the end); `offset` is where to go on."""
         return self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
 
+    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> Json:
+        """As `logs`, of the `daemon`, or of the `gateway` that is the caller's: the one that everybody asks for an
+        admin, else that of the caller's own versions."""
+        return self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+
     # -- versions --------------------------------------------------------------------------------------------------
     def adapters(self, run: str | None = None) -> Items:
         return self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}")
@@ -200,7 +207,8 @@ class Client:
 
     def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Json:
         """Serve another version under an alias, or the one before (`rollback`): an alias plus {previous, attestation,
-        seconds}, with {verdict, detail}. The version is loaded and attested first; a refused one changes nothing."""
+        seconds, gateway, url}, with {verdict, detail}. The version is loaded and attested first; a refused one changes
+        nothing. It returns when the gateway answers; gateway is null where that does not come up."""
         return self._http.post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
 
     def remove_alias(self, alias: str) -> Json:
@@ -215,7 +223,7 @@ class Client:
         return self._http.post("/v1/gc", {"dry_run": dry_run})
 
     def serve(self, model: str, adapters: Items, *, cwd: str, overrides: Strings) -> Json:
-        """Keep a base warm and serve PEFT directories under aliases: {pool, gateway, aliases: [alias]}.
+        """Keep a base warm and serve PEFT directories under aliases: {pool, gateway, url, aliases: [alias]}.
 
         adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
         return self._http.post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides})

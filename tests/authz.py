@@ -57,6 +57,11 @@ EXPECTED: dict[Route, list[Case]] = {
     ("GET", "/v1/metrics"): [Case("/v1/metrics", EVERYBODY)],
     ("GET", "/v1/database"): [Case("/v1/database", ADMINS)],
     ("GET", "/v1/orphans"): [Case("/v1/orphans", ADMINS)],
+    ("GET", "/v1/logs"): [
+        Case("/v1/logs?of=daemon", ADMINS),
+        Case("/v1/logs?of=gateway", EVERYBODY),
+        Case("/v1/logs?of=driver", "422 422 422 422 422"),
+    ],
     ("GET", "/v1/pools"): [Case("/v1/pools", READ_LIST)],
     ("DELETE", "/v1/pools/{pool}"): [
         Case("/v1/pools/tiny-1", OWNERS_LATE),

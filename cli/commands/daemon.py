@@ -176,6 +176,10 @@ def report(client: Client, as_json: bool) -> None:
         note(f"It cannot go on with something, and tries again: {trouble}")
     if data["gateway"]:
         note(f"The gateway speaks OpenAI's API on {data['gateway']}.")
+    if data.get("url"):
+        note(f"With a token it speaks it on {data['url']} as well.")
+    if data.get("url_trouble"):
+        note(f"error: {data['url_trouble']}")
 
 
 def _await_end(client: Client) -> None:

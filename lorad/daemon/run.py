@@ -30,6 +30,7 @@ from lorad.paths import Home
 from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.listener import answers
 from lorad.protocol.structs import learn_structs
+from lorad.tokens import tokens_trouble
 
 log = logging.getLogger("lorad.daemon")
 
@@ -110,6 +111,8 @@ def open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     ctx = Context(home, settings, store, DaemonJournal(home.journal), find_devices(settings.devices.cpu_slots))
     tell_start(store, ctx.journal)
+    if trouble := tokens_trouble(settings.gateway):
+        log.error("%s", trouble)
     return ctx
 
 
