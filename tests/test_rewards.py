@@ -128,7 +128,9 @@ def test_a_function_with_open_keywords_gets_all_of_them(make: Make) -> None:
 
 def test_a_reward_file_may_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
     (tmp_path / "near.py").write_text("import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2")
-    assert make("import near\ndef reward(): return near.value()").score([sample()])[0].value == 2
+    rewarder = make("import near\ndef reward(): return near.value()")
+    assert rewarder.score([sample()])[0].value == 2
+    rewarder.close()  # what it printed is in the log by then
     assert "hello" in capfd.readouterr().err
 
 
@@ -207,6 +209,15 @@ def test_what_left_its_session_ends_with_a_sample_that_times_out(make: Make, tmp
     scores = make(ESCAPES, timeout=2.0).score([sample(str(left)), sample()])
     assert [score.value for score in scores] == [None, 1.0]
     assert not psutil.pid_exists(int(left.read_text()))
+
+
+def test_a_reward_that_prints_without_end_fills_no_log(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    source = "def reward():\n    for _ in range(1024): print('x' * 65535)\n    return 1"
+    rewarder = make(source, timeout=60)
+    assert rewarder.score([sample()])[0].value == 1.0
+    rewarder.close()
+    printed = capfd.readouterr().err
+    assert len(printed) < 8 << 20 and "bytes of what user code printed were left out here" in printed
 
 
 def test_user_code_sees_no_secret_that_the_spec_does_not_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

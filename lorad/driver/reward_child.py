@@ -33,12 +33,14 @@ MOST = 1 << 60  # bytes of memory: no limit
 
 
 class Setup(Struct):
-    """Either a builtin (`name`, `pattern`) or `file` and `function`. memory: bytes that it may have; 0: no limit."""
+    """Either a builtin (`name`, `pattern`) or `file`, its text as it was when the attempt began (`source`), and
+    `function`. memory: bytes that it may have; 0: no limit."""
 
     name: str = ""
     pattern: str | None = None
     file: str = ""
     function: str = ""
+    source: bytes = b""
     memory: int = 0
 
 
@@ -105,7 +107,7 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     """The function, called with a sample, and the keywords that it requires."""
     if setup.name:
         return builtin(setup.name, setup.pattern), []
-    function = import_function(Path(setup.file), setup.function)
+    function = import_function(Path(setup.file), setup.source, setup.function)
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
         raise LoradError(f"{setup.function} has positional-only parameters", hint="Rewards are called by keyword.")
@@ -120,15 +122,15 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     return score, required
 
 
-def import_function(file: Path, name: str) -> Callable[..., Any]:
-    """`name` of the module in `file`, whose directory comes first on sys.path, as for a script."""
+def import_function(file: Path, source: bytes, name: str) -> Callable[..., Any]:
+    """`name` of the module in `file`, of this text; its directory comes first on sys.path, as for a script."""
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location("user_reward", file)
     if spec is None or spec.loader is None:
         raise LoradError(f"{file} is no Python file", hint="Name it path/to/file.py:function.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 import lorad
 from lorad.children import guard
+from lorad.driver.printed import pass_on
 from lorad.driver.reward_child import Ready, Reply, Setup
 from lorad.errors import SpecError
 from lorad.machine import read_machine
@@ -29,6 +30,7 @@ from lorad.specs import RewardSpec
 
 START_LIMIT = 60.0  # seconds for the import of a reward file
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
+PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
 PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX"),
     *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME"),
@@ -63,6 +65,8 @@ class Rewarder:
         """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
         self._timeout = spec.timeout
         self._setup = _setup(spec, cwd)
+        self.file = Path(self._setup.file) if self._setup.file else None
+        self.source = self._setup.source  # what runs, whatever becomes of the file
         self._environment = environment(os.environ, spec.env)
         # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else run.
         self._builtin = builtin(spec.name) if self._setup.name and self._setup.name != "regex" else None
@@ -150,6 +154,7 @@ class _Child:
                     [*guarded, sys.executable, "-P", "-m", "lorad.driver.reward_child", str(watched)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
                     bufsize=0,
                     pass_fds=[watched, theirs.fileno()],
                     process_group=0,
@@ -160,6 +165,8 @@ class _Child:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
         os.set_blocking(self._in.fileno(), False)
+        assert self._process.stderr is not None
+        self._printed = pass_on(self._process.stderr)
 
     @property
     def alive(self) -> bool:
@@ -182,6 +189,7 @@ class _Child:
 
     def kill(self) -> None:
         self._end()
+        self._printed.join(PRINTED_SECONDS)
         for pipe in (self._in, self._out, self._socket):
             pipe.close()
         os.close(self._lifeline)
@@ -221,7 +229,7 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=END_SECONDS)
         code = self._process.poll()
-        if code is not None and code > 128 and code - 128 in iter(signal.Signals):
+        if code is not None and code - 128 in {number.value for number in signal.Signals}:
             return f"the reward process died of {signal.Signals(code - 128).name}"
         return f"the reward process exited with {code}"
 
@@ -246,7 +254,11 @@ def _setup(spec: RewardSpec, cwd: Path) -> Setup:
     file = (cwd / Path(path).expanduser()).absolute()
     if not file.is_file() or not function.isidentifier():
         raise SpecError(f"reward: there is no file {file} with a function {function!r}", hint=_FORM)
-    return Setup(file=str(file), function=function, memory=memory)
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise SpecError(f"reward: {file} cannot be read: {error.strerror}", hint=_FORM) from error
+    return Setup(file=str(file), function=function, source=source, memory=memory)
 
 
 _FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."
