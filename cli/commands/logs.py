@@ -11,7 +11,7 @@ import typer
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
 from lorad.client import Client
-from lorad.errors import DaemonUnreachable, SpecError
+from lorad.errors import DaemonUnreachable, NotFound, SpecError
 from lorad.paths import Home
 from lorad.transport import Json
 
@@ -56,10 +56,12 @@ def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> J
 
 
 def end_of(home: Home, of: str) -> Json:
-    """The end of a log as this user may read it."""
+    """The end of a log as this user may read it. Raises NotFound, OSError."""
     lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
-    path = home.daemon_log if of == "daemon" else lives[-1] if lives else home.gateway / "log"
-    with path.open("rb") as file:
+    paths = [home.daemon_log] if of == "daemon" else lives
+    if not paths or not paths[-1].exists():
+        raise NotFound(f"there is no log of a {of} in {home.root}", hint=f"No {of} has worked there yet.")
+    with paths[-1].open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - SHOWN))
         return {"text": file.read().decode(errors="replace"), "offset": size, "size": size}
