@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import pwd
 import socket
 from pathlib import Path
