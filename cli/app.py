@@ -19,7 +19,7 @@ from typer.main import get_command as build
 
 from lorad import __version__
 from lorad.cli.complete import VARIABLE, answer
-from lorad.cli.output import print_error
+from lorad.cli.output import print_error, watch_versions
 from lorad.errors import LoradError, SpecError, StorageError
 
 COMMANDS = (
@@ -62,6 +62,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"lorad.cli.commands.{cmd_name}")
+        watch_versions()
         command = build(module.app)
         command.name = cmd_name
         return command

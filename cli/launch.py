@@ -27,8 +27,11 @@ def connected() -> Client:
     return client
 
 
-def start(client: Client) -> None:
-    """Start the daemon in the background and wait until it answers. Two at once are fine: one of them wins."""
+def start(client: Client, *, system: bool = False) -> None:
+    """Start the daemon in the background and wait until it answers. Two at once are fine: one of them wins.
+
+    system: for all users, where no unit says so.
+    """
     home = client.home
     if (owner := home.shared_by) is not None:
         hint = f"User {owner} starts it: `lorad daemon run --system`, or `lorad daemon install --system`."
@@ -41,7 +44,7 @@ def start(client: Client) -> None:
         raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
     with home.daemon_log.open("ab") as log:
         before = log.tell()
-        process = None if start_by_unit(home) else spawn(home, log)
+        process = None if start_by_unit(home) else spawn(home, log, system=system)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -58,9 +61,9 @@ def start(client: Client) -> None:
     raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")
 
 
-def spawn(home: Home, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "lorad.daemon"],
+        [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ Json = dict[str, Any]
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
-    "printable", "report", "run_row", "run_table", "size", "why",
+    "printable", "report", "run_row", "run_table", "size", "tell_address", "watch_versions", "why",
 ]  # fmt: skip
 
 RUNS = (
@@ -56,6 +57,36 @@ def report(text: str) -> None:
 def note(text: str) -> None:
     """One line for a person, on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def watch_versions() -> None:
+    """A daemon of another version is named once for each command."""
+    from lorad.transport import Transport
+
+    Transport.on_other_version = other_version
+
+
+def other_version(version: str) -> None:
+    from lorad import __version__
+    from lorad.paths import Home, default_home
+
+    shared = Home(default_home()).shared_by is not None
+    restart = "its admin replaces it with" if shared else "replace it with"
+    daemon = f"version {version}" if version else "an earlier version"
+    note(f"The daemon is {daemon}, this command is version {__version__}: {restart} `lorad daemon restart`.")
+
+
+def tell_address(served: Json, model: str) -> None:
+    """Where a model is asked, by whom, and a line that asks it."""
+    if served.get("url"):
+        note(f"Base URL: {served['url']} (the API key is a token of gateway.tokens)")
+    if not served.get("gateway"):
+        note("The gateway does not answer yet; `lorad logs --of gateway` says why.")
+        return
+    note(f"Socket: {served['gateway']}")
+    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 32})
+    words = ["curl", "--unix-socket", served["gateway"], "http://lorad/v1/completions"]
+    note(f"Try it: {shlex.join([*words, '-H', 'Content-Type: application/json', '-d', body])}")
 
 
 def run_table(runs: Sequence[Json]) -> None:

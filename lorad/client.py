@@ -77,14 +77,17 @@ class Client:
 
     # -- the daemon ------------------------------------------------------------------------------------------------
     def status(self) -> Json:
-        """{pid, version, home, caller: {user, admin}, started_at, gateway, troubles, runs: {state: count}, disk:
-        {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon sees it; disk: bytes where
-        runs are."""
+        """{pid, version, home, caller: {user, admin}, shared, started_at, gateway, url, url_trouble, troubles,
+        runs: {state: count}, disk: {free, total} or null, database: {schema, bytes}}. caller: who asks, as the daemon
+        sees it; shared: by several users; disk: bytes where runs are. gateway: its socket, null while none answers;
+        url: the base URL where it listens on TCP, or null; url_trouble: why it lets nobody in there, or ""."""
         return self._http.get("/v1/status")
 
-    def shutdown(self, *, gateway: bool = False) -> Json:
-        """Ask the daemon to exit; runs and pools go on, and so does the gateway unless it is to end as well."""
-        return self._http.post("/v1/shutdown", {"gateway": gateway})
+    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Json:
+        """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well: {pid,
+        gateway, ended: [pool], staying: [{pool, runs, serves: [run@version], seconds}]}. A pool with a run at work does
+        not end. seconds: of idleness, after which it ends by itself."""
+        return self._http.post("/v1/shutdown", {"gateway": gateway, "pools": pools})
 
     def database(self) -> Json:
         """{problems: [str], warnings: [str]} of the whole database, and of the rows against the disk, read now."""
@@ -97,9 +100,10 @@ class Client:
     def pools(self) -> Items:
         return self._http.list_of("/v1/pools")
 
-    def stop_pool(self, pool: str) -> Json:
-        """End an idle pool. Raises Conflict while a run uses it."""
-        return self._http.delete(f"/v1/pools/{quote(pool)}")
+    def stop_pool(self, pool: str, *, force: bool = False) -> Json:
+        """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end, and can be
+        resumed."""
+        return self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}")
 
     def devices(self) -> Items:
         return self._http.list_of("/v1/devices")
@@ -136,7 +140,8 @@ class Client:
     def resume(
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
     ) -> Json:
-        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run.
+        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run plus
+        {changed_inputs: [files that the attempt before read and that are others now, in words]}.
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
         """
@@ -174,6 +179,11 @@ class Client:
         """{text, offset, size}: from a byte offset (negative: from the end); `offset` is where to go on."""
         return self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
 
+    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> Json:
+        """As `logs`, of the `daemon`, or of the `gateway` that is the caller's: the one that everybody asks for an
+        admin, else that of the caller's own versions."""
+        return self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+
     # -- versions --------------------------------------------------------------------------------------------------
     def adapters(self, run: str | None = None) -> Items:
         return self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}")
@@ -201,7 +211,8 @@ class Client:
 
     def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Json:
         """Serve another version under an alias, or the one before (`rollback`): an alias plus {previous, attestation,
-        seconds}, with {verdict, detail}. The version is loaded and attested first; a refused one changes nothing."""
+        seconds, gateway, url}, with {verdict, detail}. The version is loaded and attested first; a refused one changes
+        nothing. It returns when the gateway answers; gateway is null where that does not come up."""
         return self._http.post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
 
     def remove_alias(self, alias: str) -> Json:
@@ -216,7 +227,7 @@ class Client:
         return self._http.post("/v1/gc", {"dry_run": dry_run})
 
     def serve(self, model: str, adapters: Items, *, cwd: str, overrides: Strings) -> Json:
-        """Keep a base warm and serve PEFT directories under aliases: {pool, gateway, aliases: [alias]}.
+        """Keep a base warm and serve PEFT directories under aliases: {pool, gateway, url, aliases: [alias]}.
 
         adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
         return self._http.post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides})

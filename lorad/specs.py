@@ -6,6 +6,7 @@ reward) is checked by the preflight. Readers never see a key rewritten: derived 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
+LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 MOST_ERRORS = 20  # that are found at once
 
@@ -105,7 +107,9 @@ class Data(Part, frozen=True):
 
 
 class RewardSpec(Part, frozen=True):
-    """`name` is a builtin (`exact_match`, `gsm8k`, `regex`) or `path/to/module.py:function`."""
+    """`name` is a builtin (`exact_match`, `gsm8k`, `regex`) or `path/to/module.py:function`. env: variables that user
+    code finds beside those that every program needs: no secret is there unless it is named. memory: bytes, or as in
+    4GiB, for each process of user code; None: half of the machine's."""
 
     name: str = "exact_match"
     pattern: str | None = None  # for `regex`
@@ -113,9 +117,19 @@ class RewardSpec(Part, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=10)] = 1  # how often a sample whose reward failed is scored again
     max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3  # above this share of failed samples in a step the run ends
 
+    env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = []
+    memory: int | str | None = None
+
     def __post_init__(self) -> None:
         if self.pattern is not None and self.name != "regex":
             raise ValueError(f"pattern is for regex, not for {self.name}")
+        if self.memory is not None and self.memory_bytes < LEAST_MEMORY:
+            raise ValueError(f"memory is at least {LEAST_MEMORY >> 20}MiB: Python itself needs that")
+
+    @property
+    def memory_bytes(self) -> int:
+        """0: it is not told. Raises ValueError."""
+        return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
 
 
 class Trainer(Part, frozen=True):
@@ -250,6 +264,14 @@ class Spec(Part, frozen=True):
     def gpus(self) -> int:
         """How many the run takes where there are any: trainer and engine share them."""
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
+
+
+def bytes_of(text: str) -> int:
+    """`4GiB` or `4GB` -> 4 << 30. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
+    if found is None:
+        raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
+    return int(found[1]) << 10 * (" KMGT".index(found[2]) if found[2] else 0)
 
 
 def convert(data: Any) -> Spec:

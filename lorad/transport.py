@@ -11,16 +11,19 @@ import copy
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+from lorad import __version__
 from lorad.errors import DaemonUnreachable, from_wire
 
 Json = dict[str, Any]
 Items = list[Json]
 CUT_OFF = (OSError, http.client.HTTPException, ValueError)  # what an answer that ends too early raises
 RESTART = "Start it with `lorad daemon start`."
+PROTOCOL = 1  # of the daemon's API: another number where clients of before would misunderstand it, or be misunderstood
+PROTOCOL_HEADER, VERSION_HEADER = "X-Lorad-Protocol", "X-Lorad-Version"
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -37,7 +40,12 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class Transport:
-    """Cheap to make; safe to use from several threads (a connection per request)."""
+    """Cheap to make; safe to use from several threads (a connection per request).
+
+    on_other_version: called once, with the version of a daemon that is not this one's, "" when it does not say.
+    """
+
+    on_other_version: ClassVar[Callable[[str], None] | None] = None
 
     def __init__(self, socket_path: Path, timeout: float) -> None:
         self.socket, self.timeout = socket_path, timeout
@@ -89,11 +97,16 @@ class Transport:
         try:
             data = None if body is None else json.dumps(body)
             with contextlib.suppress(BrokenPipeError):  # refused before it was read: the answer says why
-                connection.request(method, path, data, {"Content-Type": "application/json"})
+                headers = {"Content-Type": "application/json", PROTOCOL_HEADER: str(PROTOCOL)}
+                connection.request(method, path, data, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
+        if (version := response.headers.get(VERSION_HEADER, "")) != __version__:
+            tell, Transport.on_other_version = Transport.on_other_version, None
+            if tell is not None:
+                tell(version)
         if response.status >= 400:
             text = response.read()
             connection.close()

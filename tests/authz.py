@@ -57,10 +57,16 @@ EXPECTED: dict[Route, list[Case]] = {
     ("GET", "/v1/metrics"): [Case("/v1/metrics", EVERYBODY)],
     ("GET", "/v1/database"): [Case("/v1/database", ADMINS)],
     ("GET", "/v1/orphans"): [Case("/v1/orphans", ADMINS)],
+    ("GET", "/v1/logs"): [
+        Case("/v1/logs?of=daemon", ADMINS),
+        Case("/v1/logs?of=gateway", EVERYBODY),
+        Case("/v1/logs?of=driver", "422 422 422 422 422"),
+    ],
     ("GET", "/v1/pools"): [Case("/v1/pools", READ_LIST)],
     ("DELETE", "/v1/pools/{pool}"): [
         Case("/v1/pools/tiny-1", OWNERS_LATE),
         Case(f"/v1/pools/tiny-1?run={THEIRS}", OWNERS_LATE),
+        Case("/v1/pools/tiny-1?force=1", OWNERS_LATE),  # it serves
         Case("/v1/pools/none", "404 404 404 404 404"),
     ],
     ("GET", "/v1/devices"): [Case("/v1/devices", EVERYBODY)],

@@ -156,6 +156,7 @@ def check() -> None:
 
 
 def be_gateway(home: Home, role: str) -> None:
+    HEART.start(AttemptDir(Path(os.environ["LORAD_ATTEMPT"])).heartbeat)
     with socket.socket(socket.AF_UNIX) as listener:
         path = home.gateway_socket_of(os.getuid()) if role == "owner" else home.gateway_socket
         path.unlink(missing_ok=True)

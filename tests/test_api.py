@@ -193,13 +193,39 @@ async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: 
             await api("export", "a", str(home / "other"))
 
 
+async def test_a_pool_stopped_by_force_leaves_a_resumable_run(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        await api("stop_pool", "tiny-1", force=True)
+        assert (await api.until("a", "ended"))["reason"] == "lost"
+        await api("resume", "a")
+        assert (await api.until("a", "ended"))["reason"] == "completed"
+
+
+async def test_the_daemon_ends_pools_without_work_with_itself(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        told = await api("shutdown", pools=True)
+        assert (told["ended"], told["staying"][0]["pool"], told["staying"][0]["runs"]) == ([], "tiny-1", ["a"])
+    async with serving(home) as api:
+        await api.until("a", "ended")
+        await until(lambda: api.ctx.pools["tiny-1"].state == "ready")
+        assert (await api("shutdown", pools=True))["ended"] == ["tiny-1"]
+        assert not api.ctx.pools["tiny-1"].process.is_up
+
+
 async def test_an_idle_pool_is_stopped_on_request_and_a_busy_one_is_not(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "running")
-        with pytest.raises(Conflict, match="busy with run a"):
+        with pytest.raises(Conflict, match="busy with run a") as refused:
             await api("stop_pool", "tiny-1")
+        assert "lorad pause a" in refused.value.hint and "--force" in refused.value.hint
         await api("kill", "a")
         await api.until("a", "ended")
         await until(lambda: api.ctx.pools["tiny-1"].state == "ready")

@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from lorad import __version__, transport
 from lorad.client import Client
 from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from lorad.paths import Home
 from tests.daemon_world import serving
+from tests.world import REPOSITORY, world
 
 
 async def test_nonsense_is_answered_in_words(home: Path) -> None:
@@ -101,6 +103,74 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     assert pid in [process.pid for process in both]
     assert sorted(process.wait(60) for process in both) == [0, LoradError.exit_code]
     assert not (home / "lorad.sock").exists()
+
+
+def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
+    with world() as made:
+        made.home.root.mkdir(parents=True)
+        made.home.config.write_text("idle_timeout: 1.5")
+        made.lorad("run", made.spec(), "trainer.steps=1", "--name", "a", "--wait")
+        pool = made.client.pools()[0]["pid"]
+        assert "Pool tiny-1 is idle and ends in" in made.lorad("daemon", "stop").stderr
+        wait_gone(pool)
+        made.lorad("resume", "a", "--steps", "2", "--wait")
+        assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
+        made.lorad("resume", "a", "--steps", "3", "--wait")
+        pool = made.client.pools()[0]["pid"]
+        assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
+        assert not Path(f"/proc/{pool}").exists()
+
+
+def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
+    with world() as made:
+        made.home.root.mkdir(parents=True)
+        tokens = made.root / "tokens.yaml"
+        tokens.write_text("ann: a-token-of-sixteen\n")
+        tokens.chmod(0o644)
+        made.home.config.write_text(f"gateway: {{port: 39471, tokens: {tokens}}}")  # nothing is served: nobody listens
+        wrong = f"{tokens} is readable by others. chmod 600 {tokens}"
+        assert wrong in made.lorad("daemon", "start").stderr
+        assert wrong in made.lorad("doctor", expect=1).stderr and wrong in made.lorad("logs", "--of", "daemon").stdout
+        tokens.chmod(0o600)
+        told = made.client.status()
+        assert (told["url"], told["url_trouble"]) == ("http://127.0.0.1:39471/v1", "")
+        assert "http://127.0.0.1:39471/v1" in made.lorad("daemon", "status").stderr
+        made.lorad("daemon", "stop")
+        assert wrong in made.lorad("logs", "--of", "daemon").stdout  # though no daemon reads it
+        assert "needs the name of a run" in made.lorad("logs", expect=2).stderr
+
+
+OLDER = "import lorad; lorad.__version__ = '0.0.9'; from lorad.daemon.__main__ import main; main()"
+
+
+def test_a_daemon_of_another_version_is_named_and_replaced_under_a_run() -> None:
+    with world() as made:
+        env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
+        older = subprocess.Popen([sys.executable, "-c", OLDER], env=env, cwd="/", start_new_session=True)
+        answers(made.home.root)
+        made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")
+        before, driver = made.lorad("list").stderr, made.pid("a", "driver")
+        assert before.count("The daemon is version 0.0.9, this command is version") == 1
+        made.lorad("daemon", "restart")
+        assert older.wait(60) == 0 and made.client.status()["version"] == __version__
+        made.reached("a", made.client.show("a")["step"] + 1)
+        assert made.pid("a", "driver") == driver and "The daemon is" not in made.lorad("list").stderr
+
+
+async def test_another_protocol_is_refused_but_seen_and_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(home) as api:
+        monkeypatch.setattr(transport, "PROTOCOL", 99)
+        with pytest.raises(Conflict, match=r"speaks protocol 1, and this command protocol 99") as refused:
+            await api("list")
+        assert "lorad daemon restart" in refused.value.hint
+        assert (await api("status"))["pid"] == (await api("shutdown"))["pid"] == os.getpid()
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def wait_any(processes: list[subprocess.Popen[bytes]]) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lorad.config import GatewaySettings
-from lorad.daemon import gateway, gateway_process
+from lorad.config import GatewaySettings, Supervision
+from lorad.daemon import gateway, gateway_process, health
 from lorad.daemon.gateway import gateway_socket
 from lorad.daemon.gateway_process import KEPT, not_before
 from lorad.daemon.processes import attempts_under, read_status, write_json
@@ -66,6 +66,15 @@ async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) ->
         await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
 
 
+async def test_a_gateway_that_is_stopped_is_replaced(home: Path, wanted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
+    async with serving(home, supervision=Supervision(hang=2.0)) as api:
+        await until(lambda: gateway_socket(api.ctx) and api.ctx.pulses)
+        pid = pid_of_gateway(home) or 0
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx))
+
+
 async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: None) -> None:
     async with reconciling(home) as ctx:
         await until(lambda: gateway_socket(ctx))
@@ -104,6 +113,11 @@ def test_short_lives_in_a_row_pause_longer_and_longer(tmp_path: Path) -> None:
     lives = [life(tmp_path, 1, 0.0, 500.0), *(life(tmp_path, n, 600.0 + n, 0.5) for n in range(2, KEPT))]
     pauses = [not_before(lives[:n]) - (read_status(lives[n - 1]) or {})["ended_at"] for n in range(1, len(lives) + 1)]
     assert pauses == [0.0, 0.5, 1.0, 2.0]
+
+
+def test_an_end_in_the_future_keeps_no_gateway_from_its_next_life(tmp_path: Path) -> None:
+    days_ahead = life(tmp_path, 1, time.time() + 2 * 86400, 0.5)
+    assert not_before([days_ahead]) <= time.time()
 
 
 def is_alive(pid: int) -> bool:

@@ -253,6 +253,17 @@ async def test_a_stopped_shim_is_woken_to_tell_the_end(home: Path) -> None:
         assert "was hung" in row["detail"] and runs.attempts(ctx.store, "a")[0]["signal"] == signal.SIGKILL
 
 
+async def test_a_stopped_shim_tells_the_end_of_a_driver_that_nobody_accuses(home: Path) -> None:
+    behave(home, driver={"seconds": 0.1})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", trainer=LONG)
+        await beats(ctx, "a")
+        os.kill(json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())["shim_pid"], signal.SIGSTOP)
+        os.kill(pid_of(ctx, "a"), signal.SIGKILL)
+        row = await until_state(ctx, "a", "ended")
+        assert "SIGKILL" in row["detail"] and "hung" not in row["detail"]
+
+
 async def test_where_it_hangs_is_in_its_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     if stacks.py_spy() is None:

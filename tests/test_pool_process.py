@@ -15,15 +15,19 @@ import pytest
 
 from lorad.adapters.peft import read_peft
 from lorad.errors import LoradError
+from lorad.paths import Home
 from lorad.pool import config as configuration
+from lorad.pool.host import is_needed
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
+from lorad.protocol.listener import listen
 from lorad.protocol.status import PoolInfo
 from tests.pool_kit import (
     DEADLINE,
     OPEN,
     config_of,
     publish,
+    running_pool,
     until,
 )
 
@@ -83,6 +87,32 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(start: Start, home: Pa
         second = start()
         assert second.wait(DEADLINE) == 1
         assert "another process answers" in second.communicate()[1]
+
+
+def test_a_pool_without_a_daemon_ends_once_it_is_idle(start: Start) -> None:
+    process = start(idle_timeout=0.5)
+    assert process.wait(DEADLINE) == 0
+    assert "no daemon, and idle for" in process.communicate()[1]
+
+
+def test_a_daemon_a_driver_or_a_gateway_keeps_an_idle_pool(home: Path, tmp_path: Path) -> None:
+    at_home = Home(home)
+    with running_pool(home, idle_timeout=0.0) as running:
+
+        def needed() -> bool:
+            return is_needed(running.pool, running.config, at_home)
+
+        until(lambda: not needed())
+        with listen(at_home.socket):
+            assert needed()
+        with running.connect("sorter") as driver:
+            driver.call("hello", Nothing())
+            assert needed()
+        until(lambda: not needed())
+        running.pool.loaded.kept = lambda: ["sorter@1"]  # type: ignore[method-assign]
+        assert not needed()
+        with listen(at_home.gateway_socket):
+            assert needed()
 
 
 def test_a_model_that_is_not_there_ends_the_pool_with_a_message(start: Start, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lorad.models.directory import resolve
+from lorad.models.directory import BUILTIN, resolve
 from tests.world import World, world
 
 SPEC = """
@@ -156,3 +156,25 @@ def test_prompts_of_a_resume_have_the_first_date_and_rewards_see_no_stop_string(
     stopped = [sample for sample in samples if sample["finish"] == "stop"]
     assert not any(set("0123456789") & set(sample["completion"]) for sample in stopped)
     assert {sample["reward"] for sample in stopped if not sample["completion"]} == {1.0}
+
+
+def test_what_changed_between_attempts_is_said_and_what_ran_is_kept() -> None:
+    with world() as made:
+        model, reward, rows = made.root / "model", made.root / "my.py", made.root / "rows.jsonl"
+        shutil.copytree(BUILTIN["builtin:tiny"], model)
+        reward.write_text("def score(completion): return len(completion)")
+        rows.write_text("".join(json.dumps({"prompt": f"S:{n}=", "answer": "1"}) + "\n" for n in range(8)))
+        keys = (f"model.path={model}", f"reward={reward}:score", f"data.train={rows}", "trainer.steps=1")
+        made.lorad("run", made.spec(), *keys, "--name", "a", "--wait")
+        assert "warning" not in made.lorad("resume", "a", "--steps", "2", "--wait").stderr
+        reward.write_text("def score(completion): return 1.0")
+        rows.write_text(rows.read_text() + json.dumps({"prompt": "S:9=", "answer": "1"}))
+        (model / "generation_config.json").write_text("{}")
+        told = made.lorad("resume", "a", "--steps", "3", "--wait").stderr
+        assert f"warning: reward: {reward} is not what it was in the attempt before" in told
+        assert f"warning: data.train: {rows} was written to after the beginning of the attempt before" in told
+        assert "warning: model: generation_config.json" in told
+        shown = made.lorad("show", "a").stdout
+        assert "my.py is not what it was" in shown and "rows.jsonl is not what it was" in shown
+        kept = [made.home.run("a").attempt(number).work / "reward.py" for number in (2, 3)]
+        assert "len(completion)" in kept[0].read_text() and "return 1.0" in kept[1].read_text()

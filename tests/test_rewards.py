@@ -128,7 +128,9 @@ def test_a_function_with_open_keywords_gets_all_of_them(make: Make) -> None:
 
 def test_a_reward_file_may_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
     (tmp_path / "near.py").write_text("import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2")
-    assert make("import near\ndef reward(): return near.value()").score([sample()])[0].value == 2
+    rewarder = make("import near\ndef reward(): return near.value()")
+    assert rewarder.score([sample()])[0].value == 2
+    rewarder.close()  # what it printed is in the log by then
     assert "hello" in capfd.readouterr().err
 
 
@@ -202,9 +204,50 @@ def test_what_user_code_started_is_killed_with_it(make: Make, processes: Process
     rewarder = make(source)
     rewarder.score([sample()])
     started = processes()
-    assert len(started) == 2
+    assert len(started) == 3  # the guard among them
     rewarder.close()
     assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
+ESCAPES = """
+import pathlib, subprocess, time
+def reward(completion):
+    if completion:
+        pathlib.Path(completion).write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+        time.sleep(1000)
+    return 1
+"""
+
+
+def test_what_left_its_session_ends_with_a_sample_that_times_out(make: Make, tmp_path: Path) -> None:
+    left = tmp_path / "pid"
+    scores = make(ESCAPES, timeout=2.0).score([sample(str(left)), sample()])
+    assert [score.value for score in scores] == [None, 1.0]
+    assert not psutil.pid_exists(int(left.read_text()))
+
+
+def test_a_reward_that_prints_without_end_fills_no_log(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    source = "def reward():\n    for _ in range(1024): print('x' * 65535)\n    return 1"
+    rewarder = make(source, timeout=60)
+    assert rewarder.score([sample()])[0].value == 1.0
+    rewarder.close()
+    printed = capfd.readouterr().err
+    assert len(printed) < 8 << 20 and "bytes of what user code printed were left out here" in printed
+
+
+def test_user_code_sees_no_secret_that_the_spec_does_not_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import os\ndef reward(completion): return completion in os.environ"
+    for name in ("HF_TOKEN", "JUDGE_KEY"):
+        monkeypatch.setenv(name, "secret")
+    scores = make(source, env=["JUDGE_KEY"]).score([sample(name) for name in ("HF_TOKEN", "JUDGE_KEY", "PATH")])
+    assert [score.value for score in scores] == [0.0, 1.0, 1.0]
+
+
+def test_a_sample_that_takes_too_much_memory_fails_alone(make: Make) -> None:
+    source = "kept = []\ndef reward(completion):\n    kept.append(bytearray(int(completion) << 20))\n    return 1"
+    scores = make(source, memory="256MiB").score([sample("1"), sample("400"), sample("150"), sample("1")])
+    assert [score.value for score in scores] == [1.0, None, 1.0, 1.0]
+    assert "needs more than its limit of 256 MiB (reward.memory)" in scores[1].error
 
 
 def test_closing_ends_a_score_of_another_thread(make: Make, processes: Processes) -> None:
@@ -257,7 +300,8 @@ Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)
     [RewardInput("", "", "", "stop")])
 """
     process = subprocess.Popen([sys.executable, "-c", driver], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    while not (children := psutil.Process(process.pid).children()) or children[0].cpu_times().user < 0.3:
+    driver_process = psutil.Process(process.pid)
+    while len(children := driver_process.children(recursive=True)) < 2 or children[1].cpu_times().user < 0.3:
         time.sleep(0.01)
     process.kill()
     process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lorad.daemon import imports
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
+from lorad.protocol.heartbeat import read_beat
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, serving, submit, until, until_state
 from tests.test_peft_files import tiny_with_head
@@ -289,12 +291,24 @@ def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:
         told = made.lorad("serve", short, "--adapter", f"bot={source}")
         lengths = made.json("show", "bot")["spec"]
         assert (lengths["data"]["max_prompt_tokens"], lengths["rollout"]["max_new_tokens"]) == (72, 24)
-        assert "bot@0" in told.stdout and "curl --unix-socket" in told.stderr
+        assert "bot@0" in told.stdout
+        assert answer_of(told.stderr)["system_fingerprint"] == "lorad-bot@0"
+        moved = made.lorad("swap", "other", "bot@0").stderr
+        assert answer_of(moved)["model"] == "other" and f"Socket: {made.home.gateway_socket}" in moved
+        assert read_beat(made.home.gateway / "attempts" / "0001" / "heartbeat")  # whoever stops it is noticed
+        assert "gateway answers on" in made.lorad("logs", "--of", "gateway").stdout
         assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
         assert "imported" in made.lorad("show", "bot").stdout
         assert made.json("verify", "bot")["problems"] == 0
         assert made.json("serve", "--stop", "bot") == {"model": "bot", "runs": ["bot"]}
         assert "NAME=DIR" in made.lorad("serve", "builtin:tiny", "--adapter", "bot", expect=2).stderr
+
+
+def answer_of(said: str) -> Any:
+    """Of the very line that a command says to try."""
+    (line,) = [line for line in said.splitlines() if line.startswith("Try it: ")]
+    done = subprocess.run(line.removeprefix("Try it: "), shell=True, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 async def test_a_version_that_another_kind_of_pool_serves_says_what_it_waits_for(home: Path) -> None:

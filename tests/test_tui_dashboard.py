@@ -86,6 +86,18 @@ async def test_keys_act_on_the_run_of_the_pane_that_has_the_focus() -> None:
         assert world.asked == [("pause", "bold")]
 
 
+async def test_a_key_ends_the_pool_under_the_cursor() -> None:
+    world = busy_world()
+    world.answers["POST pools/qwen-1?force=0"] = {"pool": "qwen-1", "state": "stopping"}
+    async with using(world, LARGE) as user:
+        await until(user, lambda: user.app.screen.query_one(Pools).key)
+        user.app.screen.query_one(Pools).focus()
+        await user.press("X")
+        await until(user, lambda: "is loaded again when" in screen_text(user))
+        await user.press("y")
+        await until(user, lambda: "$ lorad pools stop qwen-1   qwen-1 is stopping." in line(user, "#status"))
+
+
 async def test_tab_goes_through_the_panes_and_escape_back_to_the_runs() -> None:
     async with using(busy_world(), LARGE) as user:
         await until(user, lambda: table(user).has_focus and user.app.screen.query_one(Ticker).key)

@@ -11,7 +11,7 @@ from lorad.client import Client
 from lorad.config import Config, Tui
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.tui import losses, themes
-from lorad.tui.actions import ACTIONS, ALIASES, RUNS, VERSIONS
+from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
 from lorad.tui.app import LoradApp
 from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
 from lorad.tui.screens.ask import Ask
@@ -352,7 +352,7 @@ async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[st
 
 
 def test_every_action_has_a_command_of_its_own_and_words() -> None:
-    lines = {action.verb: action.command("sorter@1") for action in (*RUNS, *VERSIONS, *ALIASES)}
+    lines = {action.verb: action.command("sorter@1") for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}
     assert len(set(lines.values())) == len(lines) == len(ACTIONS)
     assert all(text.startswith("lorad ") for text in lines.values()) and all(one.says for one in ACTIONS.values())
 

@@ -31,7 +31,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Action:
-    """on: what kind of thing it acts on, `run`, `version` or `alias`. says: what it does, for help and palette.
+    """on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`. says: what it does, for help and palette.
 
     fields: what is asked for first. lost: called on a thread, what will be lost, for the user to agree to; "": nothing
     is, and nothing is asked. told: what came of it. many: what was typed holds for several at once. of_others: what
@@ -276,4 +276,14 @@ ALIASES = (
         lost=losses.of_unalias,
     ),
 )
-ACTIONS = {action.verb: action for action in (*RUNS, *VERSIONS, *ALIASES)}
+POOLS = (
+    _plain(
+        "end",
+        "pool",
+        "End it, and free its devices",
+        lambda client, pool: client.stop_pool(pool),
+        line=lambda pool, values: command("pools", "stop", pool),
+        lost=losses.of_end,
+    ),
+)
+ACTIONS = {action.verb: action for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}

@@ -69,6 +69,8 @@ ALIAS: list[BindingType] = [
     _key("D", "screen.act('unalias')", "alias.rm", "Remove"),
 ]
 
+POOL: list[BindingType] = [_key("X", "screen.act('end')", "pool.end", "End the pool", show=False)]
+
 TABLE: list[BindingType] = [
     _key("j", "cursor_down", "table.down", "Down", show=False),
     _key("k", "cursor_up", "table.up", "Up", show=False),
@@ -263,6 +265,7 @@ HELP: dict[str, list[BindingType]] = {
     "Everywhere": APP + SCREEN + BACK,
     "Runs, those that are marked or the one under the cursor": RUN,
     "The dashboard": BOARD,
+    "Pools, the one under the cursor": POOL,
     "Tables": TABLE,
     "The run's screen": TABS,
     "Curves": CURVES,

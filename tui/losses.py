@@ -79,6 +79,10 @@ def of_unalias(client: Client, alias: str, _: Values) -> str:
     return f"Who asks for {alias} is told that there is no such model, from then on. The version stays."
 
 
+def of_end(client: Client, pool: str, _: Values) -> str:
+    return f"The base of {pool} is loaded again when a run or a request needs it, which takes its time."
+
+
 def is_over(run: Json) -> bool:
     return RunState(run["state"]).is_over
 

@@ -1,7 +1,8 @@
-"""lorad daemon start | stop | status | run | install | uninstall."""
+"""lorad daemon start | stop | restart | status | run | install | uninstall."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -10,15 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
+from lorad.cli.launch import connected
 from lorad.cli.launch import start as launch
 from lorad.cli.logout_checks import has_linger, own_name
 from lorad.cli.options import AsJson
-from lorad.cli.output import age, note, print_json, report
+from lorad.cli.output import age, duration, note, print_json, report
+from lorad.cli.settings import config_of
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client import Client
-from lorad.errors import Conflict, DaemonUnreachable
+from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
 from lorad.paths import Home
 from lorad.protocol.listener import answers
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 
@@ -37,14 +41,51 @@ def start(as_json: AsJson = False) -> None:
 @app.command()
 def stop(
     gateway: Annotated[bool, typer.Option("--gateway", help="End the gateway as well.")] = False,
+    pools: Annotated[bool, typer.Option("--pools", help="End the pools in which no run is at work as well.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask it to exit. Runs, pools and the gateway go on; the next daemon takes them over."""
-    client = Client()
-    pid = client.status()["pid"]
-    client.shutdown(gateway=gateway)
+    """Ask it to exit. Runs, pools and the gateway continue, and the next daemon adopts them.
+
+    A pool that is idle ends by itself after its idle timeout.
+    """
+    client = connected() if pools else Client()  # pools outlive their daemon: one is needed to end them
+    answer = client.shutdown(gateway=gateway, pools=pools)
     _await_end(client)
-    print_json({"stopped": pid}) if as_json else note(f"The daemon (pid {pid}) is stopped; runs go on.")
+    if as_json:
+        print_json({"stopped": answer["pid"], **{key: answer[key] for key in ("ended", "staying") if key in answer}})
+        return
+    note(f"The daemon (pid {answer['pid']}) is stopped; runs continue.")
+    for pool in answer.get("ended", ()):
+        note(f"Pool {pool} ended.")
+    for pool in answer.get("staying", ()):
+        note(stays(pool))
+
+
+def stays(pool: Json) -> str:
+    """Why a pool is still up, and for how long."""
+    if pool["runs"]:
+        return f"Pool {pool['pool']} stays up while {', '.join(pool['runs'])} works, then {duration(pool['seconds'])}."
+    if pool["serves"]:
+        served = ", ".join(pool["serves"])
+        return f"Pool {pool['pool']} stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it."
+    return f"Pool {pool['pool']} is idle and ends in {duration(pool['seconds'])}; `lorad daemon stop --pools` ends it."
+
+
+@app.command()
+def restart(as_json: AsJson = False) -> None:
+    """Replace it by one of this version, with the config.yaml of now. Runs, pools and the gateway continue."""
+    client = Client()
+    if (owner := client.home.shared_by) is not None:
+        hint = "Ask its owner: `lorad daemon restart`, or `systemctl restart lorad` where a unit starts it."
+        raise NotAllowed(f"the daemon of {client.home.root} is user {owner}'s", hint=hint)
+    config_of(client.home)  # what would keep the next one from starting is said while this one works
+    shared = False
+    with contextlib.suppress(DaemonUnreachable):
+        shared = client.status().get("shared", False)
+        client.shutdown()
+        _await_end(client)
+    launch(client, system=shared)
+    report(client, as_json)
 
 
 @app.command()
@@ -135,6 +176,10 @@ def show(client: Client, as_json: bool) -> None:
         report(f"It cannot go on with something, and tries again: {trouble}")
     if data["gateway"]:
         report(f"The gateway speaks OpenAI's API on {data['gateway']}.")
+    if data.get("url"):
+        report(f"With a token it speaks it on {data['url']} as well.")
+    if data.get("url_trouble"):
+        report(f"error: {data['url_trouble']}")
 
 
 def _await_end(client: Client) -> None:

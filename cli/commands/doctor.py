@@ -25,6 +25,7 @@ from lorad.client import Client
 from lorad.config import load
 from lorad.errors import LoradError, NotAllowed
 from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home
+from lorad.tokens import tokens_trouble
 
 app = typer.Typer(add_completion=False)
 
@@ -152,9 +153,12 @@ def config(home: Home) -> Iterator[Check]:
     if home.shared_by is not None:
         return
     try:
-        load(home.config)
+        settings = load(home.config)
     except LoradError as error:
         yield check("config", False, error.message, error.hint)
+        return
+    if trouble := tokens_trouble(settings.gateway):
+        yield check("gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed.")
 
 
 def runtime(home: Home, gpus: str) -> Iterator[Check]:

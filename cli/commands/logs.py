@@ -1,4 +1,4 @@
-"""lorad logs RUN: what its processes print."""
+"""lorad logs [RUN]: what its processes print, or the daemon, or the gateway."""
 
 from __future__ import annotations
 
@@ -9,33 +9,68 @@ from typing import Annotated
 import typer
 
 from lorad.cli import candidates
-from lorad.cli.options import AsJson, Run
+from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
 from lorad.client import Client
+from lorad.errors import DaemonUnreachable, NotFound, SpecError
+from lorad.paths import Home
+from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
-
+WITHOUT_RUN = ("daemon", "gateway")
+SHOWN = 1 << 16  # bytes, of a log that no daemon reads
 
 @app.command()
 def logs(
-    run: Run,
+    run: Annotated[str | None, typer.Argument(
+            metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs
+        )] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over or Ctrl-C.")] = False,
     of: Annotated[
         str,
-        typer.Option(help="driver, trainer or engine.", autocompletion=candidates.words("driver", "trainer", "engine")),
+        typer.Option(
+            help="driver, pool, trainer or engine of a run; or daemon or gateway.",
+            autocompletion=candidates.words("driver", "pool", "trainer", "engine", "daemon", "gateway"),
+        ),
     ] = "driver",
     as_json: AsJson = False,
 ) -> None:
-    """The end of a log; -f follows it."""
+    """The end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run."""
     client = Client()
-    part = client.logs(run, of=of)
+    if (of in WITHOUT_RUN) == (run is not None):
+        hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
+        raise SpecError(f"--of {of} {'is of no run' if run else 'needs the name of a run'}", hint=hint)
+    part = read(client, run, of)
     if as_json:
         print_json(part)
         return
     while True:
         sys.stdout.write(printable(part["text"]))
         sys.stdout.flush()
-        if not follow or (not part["text"] and client.show(run)["state"] in ("ended", "paused")):
+        if not follow or (not part["text"] and run and client.show(run)["state"] in ("ended", "paused")):
             return
         time.sleep(0 if part["text"] else 0.3)
-        part = client.logs(run, of=of, offset=part["offset"])
+        part = read(client, run, of, offset=part["offset"])
+
+
+def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> Json:
+    if run is not None:
+        return client.logs(run, of=of, offset=offset)
+    try:
+        return client.own_logs(of, offset=offset)
+    except DaemonUnreachable:  # when its log is wanted most
+        if offset >= 0:
+            raise
+        return end_of(client.home, of)
+
+
+def end_of(home: Home, of: str) -> Json:
+    """The end of a log as this user may read it. Raises NotFound, OSError."""
+    lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
+    paths = [home.daemon_log] if of == "daemon" else lives
+    if not paths or not paths[-1].exists():
+        raise NotFound(f"there is no log of a {of} in {home.root}", hint=f"No {of} has worked there yet.")
+    with paths[-1].open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - SHOWN))
+        return {"text": file.read().decode(errors="replace"), "offset": size, "size": size}

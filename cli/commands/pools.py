@@ -1,11 +1,14 @@
-"""lorad pools: base models that are kept warm."""
+"""lorad pools [stop NAME]: base models that are kept warm."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from lorad.cli import candidates
 from lorad.cli.options import AsJson
-from lorad.cli.output import duration, number, print_json, print_table, report, size
+from lorad.cli.output import duration, note, number, print_json, print_table, report, size
 from lorad.cli.table import Column
 from lorad.client import Client
 from lorad.transport import Json
@@ -23,14 +26,16 @@ ENGINES = (
 )
 
 
-@app.command()
-def pools(as_json: AsJson = False) -> None:
+@app.callback(invoke_without_command=True)
+def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Pools: base, device, who uses them, what they have loaded; and their engines.
 
     runs: how many, and which. versions: loaded or about to be, of those that fit.
     busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those that fit.
     hits: share of the prompt tokens of the last minute that were computed before.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     rows = Client().pools()
     if as_json:
         print_json(rows)
@@ -44,6 +49,20 @@ def pools(as_json: AsJson = False) -> None:
     for row, engine in engines:
         if engine["detail"]:
             report(f"{row['pool']}: {engine['detail']}")
+
+
+@app.command()
+def stop(
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="A pool's name.", show_default=False, autocompletion=candidates.pools)
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while runs are at work in it: they end, and can be resumed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a pool, and free its devices. It is refused while runs or requests use the pool, and names them."""
+    row = Client().stop_pool(pool, force=force)
+    print_json(row) if as_json else note(f"Pool {pool} is {row['state']}.")
 
 
 def pool_row(pool: Json) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json, print_table
+from lorad.cli.output import note, print_json, print_table, tell_address
 from lorad.client import Client
 from lorad.errors import NotFound, SpecError
 from lorad.transport import Json
@@ -73,7 +73,7 @@ def serve(
     rows = [(alias["alias"], f"{alias['run']}@{alias['version']}", alias["attested"]) for alias in served["aliases"]]
     print_table(("model", "version", "attested"), rows, empty="")
     note(f"Pool {served['pool']} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
-    note(f"Try it: {example(served)}")
+    tell_address(served, str(served["aliases"][0]["alias"]))
 
 
 def stopped_serving(client: Client, model: str) -> Json:
@@ -93,10 +93,3 @@ def split(adapter: str) -> Json:
     if not name or not equals or not directory:
         raise SpecError(f"--adapter {adapter}: not of the form NAME=DIR", hint="For example --adapter bot=./bot-lora.")
     return {"name": name, "directory": directory}
-
-
-def example(served: Json) -> str:
-    body = f'{{"model": "{served["aliases"][0]["alias"]}", "prompt": "Hello", "max_tokens": 32}}'
-    headers = "-H 'Content-Type: application/json'"
-    socket = shlex.quote(served["gateway"])
-    return f"curl --unix-socket {socket} http://lorad/v1/completions {headers} -d '{body}'"

@@ -9,7 +9,7 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json
+from lorad.cli.output import note, print_json, tell_address
 
 app = typer.Typer(add_completion=False)
 
@@ -44,3 +44,4 @@ def swap(
     before = f", before {row['previous']}" if row["previous"] else ""
     verdict = row["attestation"]["verdict"]
     note(f"{alias} serves {row['run']}@{row['version']}{before} ({verdict}, {row['seconds']:.2f} s).")
+    tell_address(row, alias)

@@ -42,9 +42,15 @@ def authorize(ctx: Context, call: Call, access: Access) -> None:
     if not ctx.system or access is Access.ANY or is_admin(ctx, call.caller):
         return
     if access is Access.ADMIN:
-        raise NotAllowed(f"{call.caller.name} is no admin of this daemon", hint=f"Ask one of: {admins(ctx)}.")
+        must_be_admin(ctx, call.caller)
     if (subject := subject_of(ctx, call)) is not None:
         refuse(ctx, call.caller, subject, access)
+
+
+def must_be_admin(ctx: Context, caller: Caller) -> None:
+    """Raises NotAllowed."""
+    if not is_admin(ctx, caller):
+        raise NotAllowed(f"{caller.name} is no admin of this daemon", hint=f"Ask one of: {admins(ctx)}.")
 
 
 def subject_of(ctx: Context, call: Call) -> Subject | None:

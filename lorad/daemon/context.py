@@ -88,6 +88,7 @@ class Context:
     started_at: float = field(default_factory=time.time)
     system: bool = False  # several users share this daemon
     closing: bool = False
+    parting: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by a request to end, until it is answered
     disk: Disk = field(default_factory=Disk)
     meter: Meter = field(default_factory=Meter)
     hands: Hands = field(default_factory=Hands)

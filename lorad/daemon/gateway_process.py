@@ -60,7 +60,8 @@ def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
 
 
 def not_before(lives: list[AttemptDir]) -> float:
-    """Unix time of the next start: at once after a long life, later and later after short ones in a row."""
+    """Unix time of the next start: at once after a long life, later and later after short ones in a row. An end that is
+    yet to come was written by a clock that was wrong, and keeps nobody waiting."""
     pause, ended = 0.0, 0.0
     for attempt in reversed(lives):
         status = read_status(attempt)
@@ -70,7 +71,7 @@ def not_before(lives: list[AttemptDir]) -> float:
         if status["ended_at"] - status["started_at"] > SHORT_LIFE:
             break
         pause = min(2 * pause or FIRST_PAUSE, LONGEST_PAUSE)
-    return ended + pause
+    return 0.0 if ended > time.time() else ended + pause
 
 
 def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.gateway import living_gateways
 from lorad.daemon.processes import is_same, read_status, write_json
 from lorad.daemon.pulse import Pulse, was_away
 from lorad.daemon.stacks import dump_stacks
@@ -27,7 +28,7 @@ ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 def heal(ctx: Context) -> None:
-    """Look at every driver that works and every pool that is up; put down who hangs. Without a heartbeat, as on a disk
+    """Look at drivers that work, pools and gateways that are up; put down who hangs. Without a heartbeat, as on a disk
     that was full, or of an earlier lorad, a process is judged by its life alone."""
     now, limits = time.monotonic(), ctx.config.supervision
     if now - ctx.looked_at < min(LOOK_SECONDS, limits.hang / 4):
@@ -36,6 +37,8 @@ def heal(ctx: Context) -> None:
     there = dict(watched(ctx))
     ctx.pulses = {attempt: pulse for attempt, pulse in ctx.pulses.items() if attempt in there}
     for attempt, name in there.items():
+        if is_untold(attempt):
+            wake_shim(attempt)
         trouble = look(ctx, attempt, now, away)
         if trouble and attempt not in ctx.put_down and not is_full(attempt):
             ctx.put_down.add(attempt)
@@ -49,6 +52,9 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, str]]:
             yield pool.attempt(), f"pool {pool.id}"
     for run in runs.in_states(ctx.store, *ACTIVE):
         yield attempt_dir(run), "the driver"
+    for attempt in living_gateways(ctx):
+        if ctx.processes.inspect(attempt).phase == "alive":
+            yield attempt, "the gateway"
 
 
 def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
@@ -96,6 +102,14 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
             pulse.begin_again(now)  # it is killed again, should it still be there then
     finally:
         ctx.put_down.discard(attempt)
+
+
+def is_untold(attempt: AttemptDir) -> bool:
+    """Its process is gone, and its shim has not said how: perhaps somebody stopped the shim."""
+    status = read_status(attempt)
+    if status is None or status["ended_at"] is not None:
+        return False
+    return not is_same(status["pid"], status["start_time"], status["boot_id"])
 
 
 def wake_shim(attempt: AttemptDir) -> None:

@@ -35,7 +35,7 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
     server: of an engine that is a server in a process of its own; ranks: of a trainer that is made of processes. Their
     `env` may hold secrets: the file is 0600. devices: all GPUs, `device` being the first, or the slot of a CPU that
     has several; none: `device` is the only one. owner: user id of all its runs; -1 in those of earlier versions.
-    hang: as in config.yaml, for the processes of its trainer.
+    hang, idle_timeout: as in config.yaml, for the processes of its trainer and for a pool that no daemon looks after.
     """
 
     pool: str
@@ -58,6 +58,7 @@ class PoolSetup(Struct, frozen=True, omit_defaults=True):
     devices: tuple[str, ...] = ()
     owner: int = -1
     hang: float = 120.0
+    idle_timeout: float = 600.0
 
     @property
     def names(self) -> tuple[str, ...]:

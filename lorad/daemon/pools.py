@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -34,6 +35,7 @@ from lorad.store import runs
 log = logging.getLogger("lorad.daemon")
 ANSWER_SECONDS = 2.0
 FRESH_SECONDS = 0.5
+KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
 LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
 POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
@@ -71,7 +73,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     if pool.process.is_up:
         return
     number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
-    setup = pool.setup
+    setup = pool.setup = current(ctx, pool)
     runtime = pool_runtime(ctx, setup, why)
     env = ctx.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
     locks = [lock for device in ctx.devices if device.name in setup.names and (lock := lock_file(device))]
@@ -87,6 +89,14 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     note(ctx, pool)
     for name in setup.names:
         rows.lease(ctx.store, pool.id, name, "pool")
+
+
+def current(ctx: Context, pool: Pool) -> PoolSetup:
+    """Its setup with the idle timeout that config.yaml has now, also in `pool.json`."""
+    setup = msgspec.structs.replace(pool.setup, idle_timeout=ctx.config.idle_timeout)
+    if setup != pool.setup:
+        write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
+    return setup
 
 
 def look_at_process(ctx: Context, pool: Pool) -> None:
@@ -194,6 +204,19 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
         log.info("pool %s: stopping", pool.id)
         note(ctx, pool)
         ctx.spawn(ask_shutdown(ctx, pool))
+
+
+async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
+    """Stop them, and wait until they are gone or nothing more can be done about them."""
+    for pool in pools:
+        stop_pool(ctx, pool)
+    deadline = time.monotonic() + ctx.patience.pool_term + KILLED_SECONDS
+    while time.monotonic() < deadline and (up := [pool for pool in pools if pool.process.is_up]):
+        for pool in up:
+            look_at_process(ctx, pool)
+            if pool.stop_asked is not None:
+                insist(ctx, pool, time.monotonic() - pool.stop_asked)
+        await asyncio.sleep(0.05)
 
 
 async def ask_shutdown(ctx: Context, pool: Pool) -> None:

@@ -30,6 +30,7 @@ from lorad.paths import Home
 from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.listener import answers
 from lorad.protocol.structs import learn_structs
+from lorad.tokens import tokens_trouble
 
 log = logging.getLogger("lorad.daemon")
 
@@ -110,6 +111,8 @@ def open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     ctx = Context(home, settings, store, DaemonJournal(home.journal), find_devices(settings.devices.cpu_slots))
     tell_start(store, ctx.journal)
+    if trouble := tokens_trouble(settings.gateway):
+        log.error("%s", trouble)
     return ctx
 
 
@@ -122,6 +125,8 @@ async def serve(ctx: Context) -> None:
     async with answering(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
         await reconcile(ctx)
+        async with ctx.parting:  # what is to end with the daemon has ended
+            pass
 
 
 @contextlib.asynccontextmanager

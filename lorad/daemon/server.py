@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from lorad import __version__
 from lorad.bounds import BODY_BYTES
 from lorad.daemon.access import Access, authorize
 from lorad.daemon.body import read_body
@@ -23,12 +24,15 @@ from lorad.daemon.meter import metered
 from lorad.daemon.request import Call, Caller
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
 from lorad.protocol.listener import answers
+from lorad.transport import PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
 
 log = logging.getLogger("lorad.daemon")
 
 UCRED = struct.Struct("3i")
 UP_TO_DATE = "Is this lorad up to date?"
 UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
+
+OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # by which one of another protocol is seen and replaced
 
 Handler = Callable[[Context, Call], Awaitable[Any]]
 
@@ -39,6 +43,7 @@ def make_app(ctx: Context) -> web.Application:
     for method, path, handler, access in ROUTES:
         app.router.add_route(method, path, _endpoint(ctx, handler, access))
     app.router.add_route("*", "/{rest:(?s:.*)}", _endpoint(ctx, _nowhere, Access.ANY))
+    app.on_response_prepare.append(_say_version)
     return app
 
 
@@ -60,6 +65,7 @@ def bind(path: Path, mode: int = 0o600) -> socket.socket:
 def _endpoint(ctx: Context, handler: Handler, access: Access) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
+            _refuse_other_protocol(request)
             caller = _caller(request, shared=ctx.system)
             call = Call(request, caller, await read_body(request, ctx.bounds.body))
             authorize(ctx, call, access)
@@ -72,6 +78,20 @@ def _endpoint(ctx: Context, handler: Handler, access: Access) -> Callable[[web.R
             return _error(LoradError(f"{type(error).__name__}: {error}", hint=UNEXPECTED), 500)
 
     return answer
+
+
+async def _say_version(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[VERSION_HEADER] = __version__
+
+
+def _refuse_other_protocol(request: web.Request) -> None:
+    """Raises Conflict. Who names no protocol, as earlier versions, is taken at their word."""
+    asked = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+    if asked != str(PROTOCOL) and request.path not in OF_ANY_PROTOCOL:
+        told = f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol {asked[:8]}"
+        raise Conflict(
+            told, hint="`lorad daemon restart` starts the daemon of the version that you call; runs continue."
+        )
 
 
 @web.middleware

@@ -11,6 +11,7 @@ from typing import Any
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
 from lorad.driver.evaluate import evaluate, is_due
+from lorad.driver.inputs import compare_inputs, keep_inputs
 from lorad.driver.params import Params
 from lorad.driver.publish import publish
 from lorad.driver.session import Session, State, StopFlag
@@ -20,6 +21,7 @@ from lorad.models.facts import read_facts
 from lorad.protocol.calls import Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
+from lorad.protocol.inputs import Input
 from lorad.protocol.journal import Attempt, Record, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.specs import Trainer
@@ -52,10 +54,13 @@ def begin(session: Session) -> PoolInfo:
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
+    inputs = keep_inputs(session, Path(info.model_path))
+    compare_inputs(session, inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
     made = pending.read(session, restored.path, facts) if restored else []
     opened = open_slot(session, info, restored)
-    session.journal.append("attempt", restored.state.step if restored else 0, _attempt(session, info, restored, opened))
+    begun = _attempt(session, info, restored, opened, inputs)
+    session.journal.append("attempt", restored.state.step if restored else 0, begun)
     if any(r.kind in ("step", "version", "eval") for r in records):
         session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
     _restore(session.state, restored)
@@ -122,6 +127,13 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         session.warn(f"{session.spec.data.train} is not what it was in the attempt before: other batches will come")
 
 
+def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
+    """Of the attempt before; none in those of earlier versions of lorad."""
+    told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
+    found: Mapping[str, Any] = told.get("inputs", {})
+    return found
+
+
 def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
     """By the weight files, which all trainers have in common, else by the checksum of one that holds them alike.
 
@@ -150,7 +162,9 @@ def newest_version(session: Session, records: list[Record]) -> int:
     return max((-1, *(int(n) for n in journaled), *on_disk))
 
 
-def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened) -> Attempt:
+def _attempt(
+    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened, inputs: dict[str, Input]
+) -> Attempt:
     return Attempt(
         pid=os.getpid(),
         steps=session.params.steps,
@@ -164,6 +178,7 @@ def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | N
         trainer=info.trainer,
         engine=info.engine,
         sizes=sizes_of(session.spec.trainer),
+        inputs=inputs,
     )
 
 

@@ -7,6 +7,7 @@ or `{"ok": false, "error": {kind, message, hint}}`; whatever else is printed goe
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -246,6 +247,9 @@ def check_weights(directory: Path) -> None:
 def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
     """The reward can be loaded, and every row has what it asks for."""
     name = spec.reward_spec.name
+    if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
+        hint = "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
+        raise SpecError(f"reward.env: {', '.join(unset)} is not set where runs work", hint=hint)
     example = data.take(0, 1)[0]
     with Rewarder(spec.reward_spec, cwd) as rewarder:
         required = set(rewarder.start())

@@ -1,8 +1,9 @@
 """The process in which a user's reward function runs: `python -m lorad.driver.reward_child LIFELINE`.
 
 JSON lines: a Setup, answered by Ready; then one RewardInput at a time, answered by Reply. What user code prints goes
-to stderr. LIFELINE is the read end of a pipe whose write end only the driver holds: when the driver is gone, however it
-went, the kernel kills this process group, even one that is stuck inside C code.
+to stderr. Each process that user code starts has the memory limit of the Setup for itself. LIFELINE is the read end of
+a pipe whose write end only the driver holds: when the driver is gone, however it went, the kernel kills this process
+group, even one that is stuck inside C code.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import importlib.util
 import inspect
 import os
+import resource
 import select
 import signal
 import sys
@@ -18,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -27,31 +29,37 @@ from lorad.errors import LoradError
 from lorad.rl.reward import RewardInput, as_reward, builtin
 
 ERROR_LIMIT = 2000  # characters of an error that travel
+MOST = 1 << 60  # bytes of memory: no limit
 
 
 class Setup(Struct):
-    """Either a builtin (`name`, `pattern`) or `file` and `function`."""
+    """Either a builtin (`name`, `pattern`) or `file`, its text as it was when the attempt began (`source`), and
+    `function`. memory: bytes that it may have; 0: no limit."""
 
     name: str = ""
     pattern: str | None = None
     file: str = ""
     function: str = ""
+    source: bytes = b""
+    memory: int = 0
 
 
 class Ready(Struct):
     """Whether the function is there, and the keywords that it can not do without."""
 
+    is_last: ClassVar[bool] = False
     error: str = ""
     hint: str = ""
     required: list[str] = []
 
 
 class Reply(Struct):
-    """The reward of one sample, or what went wrong."""
+    """The reward of one sample, or what went wrong. is_last: the process is of no further use."""
 
     value: float | None = None
     error: str = ""
     seconds: float = 0.0
+    is_last: bool = False
 
 
 def main(lifeline: int) -> None:
@@ -59,6 +67,7 @@ def main(lifeline: int) -> None:
     requests, replies = take_pipes()
     setup = msgspec.json.decode(requests.readline(), type=Setup)
     try:
+        limit_memory(setup.memory)
         score, required = load(setup)
     except BaseException as error:
         send(replies, Ready(error=describe(error, setup.file), hint=getattr(error, "hint", "")))
@@ -77,6 +86,13 @@ def die_with(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
+def limit_memory(limit: int) -> None:
+    """Of this process, and of each that it starts. Address space alone does not count: CUDA reserves a lot of it."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    least = min(limit or MOST, MOST if hard == resource.RLIM_INFINITY else hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, least))
+
+
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """stdin and stdout for the protocol alone; user code finds an empty stdin, and stderr as its stdout."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -91,7 +107,7 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     """The function, called with a sample, and the keywords that it requires."""
     if setup.name:
         return builtin(setup.name, setup.pattern), []
-    function = import_function(Path(setup.file), setup.function)
+    function = import_function(Path(setup.file), setup.source, setup.function)
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
         raise LoradError(f"{setup.function} has positional-only parameters", hint="Rewards are called by keyword.")
@@ -106,15 +122,15 @@ def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
     return score, required
 
 
-def import_function(file: Path, name: str) -> Callable[..., Any]:
-    """`name` of the module in `file`, whose directory comes first on sys.path, as for a script."""
+def import_function(file: Path, source: bytes, name: str) -> Callable[..., Any]:
+    """`name` of the module in `file`, of this text; its directory comes first on sys.path, as for a script."""
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location("user_reward", file)
     if spec is None or spec.loader is None:
         raise LoradError(f"{file} is no Python file", hint="Name it path/to/file.py:function.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
@@ -123,12 +139,12 @@ def import_function(file: Path, name: str) -> Callable[..., Any]:
 
 
 def run(score: Callable[[RewardInput], Any], sample: RewardInput, file: str) -> Reply:
-    started = time.monotonic()
+    started, is_last = time.monotonic(), False
     try:
         value, error = as_reward(score(sample)), ""
     except BaseException as raised:
-        value, error = None, describe(raised, file)
-    return Reply(value=value, error=error, seconds=time.monotonic() - started)
+        value, error, is_last = None, describe(raised, file), isinstance(raised, MemoryError)
+    return Reply(value=value, error=error, seconds=time.monotonic() - started, is_last=is_last)
 
 
 def describe(error: BaseException, file: str) -> str:
@@ -140,6 +156,9 @@ def describe(error: BaseException, file: str) -> str:
         lines = [error.lineno]
     where = f"{file}:{lines[-1]}: " if lines else ""
     text = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, MemoryError):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        text = f"MemoryError: it needs more than its limit of {limit / (1 << 20):,.0f} MiB (reward.memory)"
     return f"{where}{text}"[:ERROR_LIMIT]
 
 

@@ -6,11 +6,12 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,13 +19,25 @@ import msgspec
 from msgspec import Struct
 
 import lorad
+from lorad.children import guard
+from lorad.driver.printed import pass_on
 from lorad.driver.reward_child import Ready, Reply, Setup
 from lorad.errors import SpecError
+from lorad.machine import read_machine
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import BUILTIN, RewardInput, builtin
 from lorad.specs import RewardSpec
 
 START_LIMIT = 60.0  # seconds for the import of a reward file
+END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started
+PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
+PASSED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME"),
+    *("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
+    *("LORAD_HOME", "LORAD_ATTEMPT"),  # by which what a run leaves is found
+)
+PASSED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_")
 _Message = TypeVar("_Message", Ready, Reply)
 
 
@@ -48,6 +61,9 @@ class Rewarder:
         """`cwd`: where a relative path starts. Raises SpecError for an unknown builtin, pattern or file."""
         self._timeout, self._retries = spec.timeout, spec.retries
         self._setup = _setup(spec, cwd)
+        self.file = Path(self._setup.file) if self._setup.file else None
+        self.source = self._setup.source  # what runs, whatever becomes of the file
+        self._environment = environment(os.environ, spec.env)
         # `regex` runs in the child: a pattern can take for ever, and does so without letting anything else run.
         self._builtin = builtin(spec.name) if self._setup.name and self._setup.name != "regex" else None
         self._child: _Child | None = None
@@ -60,7 +76,7 @@ class Rewarder:
         if self._builtin is not None:
             return []
         self._stop()
-        self._child = _Child()
+        self._child = _Child(self._environment)
         if self._closed:  # by another thread, which may not have seen the child
             self._child.signal()
         try:
@@ -126,27 +142,32 @@ class _Lost(Exception):
 
 
 class _Child:
-    """A process group of its own that dies with this process; see `lorad/driver/reward_child.py`."""
+    """A process under a guard, which ends whatever user code started: with it, and with this process at the latest. See
+    `lorad/driver/reward_child.py` and `lorad/children/guard.py`."""
 
-    def __init__(self) -> None:
-        root = str(Path(lorad.__file__).parents[1])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    def __init__(self, environment: Mapping[str, str]) -> None:
         watched, self._lifeline = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lorad.driver.reward_child", str(watched)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=[watched],
-                process_group=0,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        finally:
-            os.close(watched)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            guarded = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--"]
+            try:
+                self._process = subprocess.Popen(
+                    [*guarded, sys.executable, "-P", "-m", "lorad.driver.reward_child", str(watched)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    pass_fds=[watched, theirs.fileno()],
+                    process_group=0,
+                    env=environment,
+                )
+            finally:
+                os.close(watched)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
         os.set_blocking(self._in.fileno(), False)
+        assert self._process.stderr is not None
+        self._printed = pass_on(self._process.stderr)
 
     @property
     def alive(self) -> bool:
@@ -156,21 +177,31 @@ class _Child:
         """Send one line and wait for one. Raises _Lost when there is none within `seconds`."""
         line = self._exchange(memoryview(msgspec.json.encode(message, enc_hook=str) + b"\n"), seconds)
         try:
-            return msgspec.json.decode(line, type=answer)
+            found = msgspec.json.decode(line, type=answer)
         except msgspec.MsgspecError:
             raise _Lost("the reward process answered out of turn") from None
+        if found.is_last:
+            self._end()
+        return found
 
     def signal(self) -> None:
-        """SIGKILL the whole group, also what user code started in it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """SIGKILL it and, a moment later, all that user code started."""
+        self._process.send_signal(guard.KILL_NOW)
 
     def kill(self) -> None:
-        self.signal()
-        self._process.wait()
-        for pipe in (self._in, self._out):
+        self._end()
+        self._printed.join(PRINTED_SECONDS)
+        for pipe in (self._in, self._out, self._socket):
             pipe.close()
         os.close(self._lifeline)
+
+    def _end(self) -> None:
+        self.signal()
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:  # the guard itself is stopped, or waits for what cannot be killed
+            self._process.kill()
+            self._process.wait()
 
     def _exchange(self, unsent: memoryview, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
@@ -197,22 +228,38 @@ class _Child:
 
     def _death(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
+            self._process.wait(timeout=END_SECONDS)
         code = self._process.poll()
-        if code is not None and code < 0:
-            return f"the reward process died of {signal.Signals(-code).name}"
+        if code is not None and code - 128 in {number.value for number in signal.Signals}:
+            return f"the reward process died of {signal.Signals(code - 128).name}"
         return f"the reward process exited with {code}"
+
+
+def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+    """What user code finds of the environment: what programs need to work, and what the spec names. No secrets."""
+    found = {
+        name: value
+        for name, value in given.items()
+        if name in PASSED or name in named or name.startswith(PASSED_PREFIXES) or name.lower().endswith("_proxy")
+    }
+    root = str(Path(lorad.__file__).parents[1])
+    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, [root, given.get("PYTHONPATH")]))}
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:
     path, colon, function = spec.name.rpartition(":")
+    memory = spec.memory_bytes or read_machine().memory // 2
     if not colon or spec.name in BUILTIN:
         builtin(spec.name, spec.pattern)
-        return Setup(name=spec.name, pattern=spec.pattern)
+        return Setup(name=spec.name, pattern=spec.pattern, memory=memory)
     file = (cwd / Path(path).expanduser()).absolute()
     if not file.is_file() or not function.isidentifier():
         raise SpecError(f"reward: there is no file {file} with a function {function!r}", hint=_FORM)
-    return Setup(file=str(file), function=function)
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise SpecError(f"reward: {file} cannot be read: {error.strerror}", hint=_FORM) from error
+    return Setup(file=str(file), function=function, source=source, memory=memory)
 
 
 _FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."

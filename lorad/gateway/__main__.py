@@ -15,7 +15,8 @@ from pathlib import Path
 from lorad import config
 from lorad.errors import LoradError
 from lorad.gateway.server import serve
-from lorad.paths import Home
+from lorad.paths import AttemptDir, Home
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.structs import learn_structs
 
 ROLES = ("", "front", "owner")
@@ -27,6 +28,8 @@ def main() -> int:
         print("usage: python -m lorad.gateway HOME [front|owner]", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if attempt := os.environ.get("LORAD_ATTEMPT"):
+        HEART.start(AttemptDir(Path(attempt)).heartbeat)
     try:
         gateway = gateway_of(Home(Path(home).absolute()), role)
         learn_structs()

@@ -1,8 +1,5 @@
 """Who may ask: on the socket this user and root, by the kernel's word, or all users where a shared daemon lets all see
-everything; on TCP who has a token.
-
-The file of tokens is YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` and the digest in
-hex. It must be readable by its owner only, and is read again when it changes.
+everything; on TCP who has a token, see `lorad/tokens.py`.
 """
 
 from __future__ import annotations
@@ -13,23 +10,16 @@ import logging
 import os
 import pwd
 import socket
-import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
 from lorad.errors import SpecError
 from lorad.gateway.errors import ApiError
 from lorad.protocol.listener import may_call, uid_of
+from lorad.tokens import Digests, Stamp, read_tokens, stamp_of
 
 log = logging.getLogger(__name__)
-
-DIGEST = "sha256:"
-SHORTEST = 16  # characters of a token; shorter ones can be guessed
-Digests = dict[str, list[bytes]]
-Stamp = tuple[int, ...] | None
 
 
 class Access:
@@ -86,49 +76,6 @@ class Access:
             except (OSError, SpecError) as error:
                 log.error("nobody is let in by a token: %s", error)
         return self._digests
-
-
-def stamp_of(path: Path) -> Stamp:
-    """Another one when the file, its mode or its owner changed; empty when there is none."""
-    try:
-        there = path.stat()
-    except OSError:
-        return ()
-    return there.st_ino, there.st_mtime_ns, there.st_ctime_ns, there.st_size
-
-
-def read_tokens(path: Path) -> Digests:
-    """owner -> sha256 of each token. Raises SpecError, OSError."""
-    import yaml
-
-    there = path.stat()
-    if there.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or there.st_uid not in (os.getuid(), 0):
-        raise SpecError(f"{path} is readable by others", hint=f"chmod 600 {path}")
-    try:
-        data = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):  # its words would quote the file
-        raise SpecError(f"{path} is not YAML", hint="Write `owner: token`, one a line.") from None
-    if not isinstance(data, dict):
-        raise SpecError(f"{path} names no owners", hint="Write `owner: token`, one a line.")
-    return {str(owner): [digest_of(token, path) for token in several(given)] for owner, given in data.items()}
-
-
-def several(given: Any) -> Iterator[Any]:
-    yield from given if isinstance(given, list) else [given]
-
-
-def digest_of(token: Any, path: Path) -> bytes:
-    if isinstance(token, str) and token.startswith(DIGEST):
-        try:
-            digest = bytes.fromhex(token.removeprefix(DIGEST))
-        except ValueError:
-            digest = b""
-        if len(digest) == hashlib.sha256().digest_size:
-            return digest
-        raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
-    if not isinstance(token, str) or len(token) < SHORTEST:
-        raise SpecError(f"{path} has a token that is no string of at least {SHORTEST} characters", hint="Quote it.")
-    return hashlib.sha256(token.encode()).digest()
 
 
 def name_of(uid: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator
@@ -13,10 +14,12 @@ from aiohttp import web
 
 from lorad.bounds import Bounds
 from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import listen, remove
 
 log = logging.getLogger(__name__)
 
+LOOP_SECONDS = 1.0  # between two signs of life of the event loop
 GOODBYE_SECONDS = 20.0  # for requests under way to end
 PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
 LOCAL = "127.0.0.1"
@@ -28,7 +31,10 @@ async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with gateway:
-        await stopping.wait()
+        while not stopping.is_set():
+            HEART.looped()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), LOOP_SECONDS)
         log.info("the gateway ends")
 
 

@@ -27,7 +27,8 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     each with its own; `timesliced` the same, but the engine sleeps while the trainer trains. server: of an engine that
     is a process of its own; ranks: of a trainer that is made of such. devices: of all GPUs, `device` being the first;
     none: there is no other. owner: user id of its runs. hang: seconds without a heartbeat after which a
-    process of its trainer is hung.
+    process of its trainer is hung. idle_timeout: seconds without use after which the pool ends by itself when no daemon
+    lives.
     """
 
     pool: str
@@ -50,6 +51,7 @@ class PoolConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pythonpath: str | None = None
     owner: int = -1
     hang: PositiveFloat = 120.0
+    idle_timeout: float = 600.0
 
 
 def read(directory: Path) -> PoolConfig:

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from lorad.engines.base import Engine
 from lorad.errors import PoolLost
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
+from lorad.paths import Home, default_home
 from lorad.pool.capacity import memory_for_adapters
 from lorad.pool.config import PoolConfig
 from lorad.pool.service import Service
@@ -27,13 +29,14 @@ from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
 from lorad.pool.work import Rate, peak_of
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.listener import listen, remove
+from lorad.protocol.listener import answers, listen, remove
 from lorad.protocol.status import PoolInfo
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # between two looks at engine and trainer
 LOOP_SECONDS = 1.0  # between two signs of life of the event loop
+ALONE_SECONDS = 30.0  # without a daemon, which may be one that is restarted, before an idle pool ends by itself
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
@@ -52,10 +55,12 @@ async def run(config: PoolConfig, root: Path) -> None:
         with contextlib.closing(listen(path)) as listener:
             log.info("pool %s serves %s on %s", config.pool, config.model, config.socket)
             watch = asyncio.create_task(watch_both(pool))
+            alone = asyncio.create_task(end_when_alone(pool, config, Home(default_home())))
             try:
                 await Service(pool, listener).serve()
             finally:
                 watch.cancel()
+                alone.cancel()
                 remove(path)
     pulse.cancel()
     log.info("pool %s is closed", config.pool)
@@ -76,6 +81,27 @@ async def watch_both(pool: Pool) -> PoolLost:
         await asyncio.sleep(LOOK_SECONDS)
     pool.stopping.set()
     return PoolLost(lost, hint="Resume the runs; a new pool starts.")
+
+
+async def end_when_alone(pool: Pool, config: PoolConfig, home: Home) -> None:
+    """Without a daemon nobody else ends an idle pool, which would keep its devices for ever."""
+    alone_since, patience = time.monotonic(), min(ALONE_SECONDS, max(config.idle_timeout, 1.0))
+    while (now := time.monotonic()) - alone_since <= patience:
+        if is_needed(pool, config, home):
+            alone_since = now
+        await asyncio.sleep(min(LOOK_SECONDS, patience / 4))
+    log.info("pool %s: no daemon, and idle for %.0f s: it ends", config.pool, pool.meter.idle_seconds)
+    pool.stopping.set()
+
+
+def is_needed(pool: Pool, config: PoolConfig, home: Home) -> bool:
+    """It was used of late, a driver is connected, or a daemon decides. What is kept for aliases and pins stays for as
+    long as a gateway can serve it."""
+    if pool.meter.drivers or pool.meter.idle_seconds <= config.idle_timeout or answers(home.socket):
+        return True
+    is_shared = home.gateway_of(os.getuid()).is_dir()
+    gateway = home.gateway_socket_of(os.getuid()) if is_shared else home.gateway_socket
+    return bool(pool.loaded.kept()) and answers(gateway)
 
 
 async def what_is_lost(pool: Pool) -> str:

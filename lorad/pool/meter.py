@@ -17,6 +17,7 @@ class Meter:
         self._trained: deque[tuple[float, int]] = deque()
         self._active = 0
         self._last = time.monotonic()
+        self.drivers = 0  # connections that runs have open
 
     @contextmanager
     def activity(self) -> Iterator[None]:

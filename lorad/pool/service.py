@@ -63,14 +63,20 @@ class Service:
     async def _connection(self, wire: Wire) -> None:
         """Reads calls until the peer goes; then its streams end, and what changes a slot goes on."""
         mine: dict[int, asyncio.Task[None]] = {}
+        is_driver = False
         try:
             while True:
-                self._take(wire, await wire.receive(), mine)
+                call = await wire.receive()
+                if call.run and not is_driver:
+                    is_driver = True
+                    self._pool.meter.drivers += 1
+                self._take(wire, call, mine)
         except ConnectionError:
             pass
         except (OSError, BadFrame) as error:
             log.error("a connection was closed: %s", error)
         finally:
+            self._pool.meter.drivers -= is_driver
             try:
                 await cancelled(*mine.values())
             finally:

@@ -27,6 +27,7 @@ from msgspec import Struct
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError
 from lorad.files import open_file
+from lorad.protocol.inputs import Input
 
 VERSION = 1
 
@@ -52,7 +53,8 @@ class Attempt(Struct, frozen=True):
     """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows.
 
     parameters: of the adapter; base_parameters: of the base, 0 when not told. model_sha256: see `PoolInfo`. trainer,
-    engine: the backends. sizes: of the trainer along its axes, where there is more than one rank.
+    engine: the backends. sizes: of the trainer along its axes, where there is more than one rank. inputs: files that it
+    read, see `lorad/driver/inputs.py`.
     """
 
     pid: int
@@ -67,6 +69,7 @@ class Attempt(Struct, frozen=True):
     trainer: str = ""
     engine: str = ""
     sizes: dict[str, int] = {}
+    inputs: dict[str, Input] = {}
 
 
 class VersionFact(Struct, frozen=True):

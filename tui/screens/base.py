@@ -56,7 +56,7 @@ class Base(Screen[None]):
         raise NotImplementedError
 
     def targets(self, on: str) -> list[str]:
-        """What an action on a `run`, `version` or `alias` would act on, most often one; [] where there is none."""
+        """What an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
         raise NotImplementedError
 
     def owner(self, target: str) -> str | None:

@@ -41,7 +41,7 @@ a shows runs that ended days ago."""
 
 
 class Dashboard(Base):
-    BINDINGS = keys.RUN + keys.BOARD
+    BINDINGS = keys.RUN + keys.BOARD + keys.POOL
     AUTO_FOCUS = ""
 
     def __init__(self) -> None:
@@ -160,10 +160,14 @@ class Dashboard(Base):
 
     # -- what keys act on ----------------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
-        """In another pane, the run that the row under the cursor is about."""
+        """In another pane, the run or the pool that the row under the cursor is about."""
+        pane = self.focused
+        if on == "pool":
+            pool = pane.pool(pane.key or "") if isinstance(pane, Pane) else None
+            return [pool] if pool else []
         if on != "run":
             return []
-        if not isinstance(pane := self.focused, Pane):
+        if not isinstance(pane, Pane):
             return self.table.chosen
         run = pane.run(pane.key or "")
         return [run] if run in self._runs else []
@@ -172,7 +176,7 @@ class Dashboard(Base):
         return self._runs.get(target, {}).get("owner")
 
     def has(self, target: str) -> bool:
-        return target in self._runs
+        return target in self._runs or any(pool["pool"] == target for pool in self._news.pools)
 
     def state(self, run: str) -> str:
         return str(self._runs.get(run, {}).get("state", ""))
@@ -186,7 +190,7 @@ class Dashboard(Base):
                 other = "lorad top"
             case _:
                 other = "lorad list --all" if self.board.all else "lorad list"
-        self.offer(f"lorad show {shlex.quote(names[0])}" if names else other, *names)
+        self.offer(f"lorad show {shlex.quote(names[0])}" if names else other, *(names or self.targets("pool")))
 
     # -- events --------------------------------------------------------------------------------------------------------
     def on_rows_moved(self, event: Rows.Moved) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
+from lorad.daemon.bases import inputs_of
 from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
 from lorad.daemon.limits import refuse_priority
 from lorad.daemon.on_behalf import on_behalf
@@ -19,6 +20,7 @@ from lorad.daemon.processes import write_json
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view, spec_at
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
+from lorad.protocol.inputs import changes
 from lorad.spec_text import overridden, override
 from lorad.specs import Positive, Spec, to_json
 from lorad.states import EndReason, Move, RunState
@@ -61,6 +63,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
         await on_behalf(ctx, run["owner_uid"], check, call.run, chosen, present)
+    changed_inputs = await on_behalf(ctx, run["owner_uid"], changes, inputs_of(ctx, run))
     columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
     request = None
     if body.overrides or spec != before:
@@ -73,7 +76,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         if request:
             keep(ctx, run, request)
     ctx.waker.poke()
-    return run_view(runs.get(ctx.store, call.run))
+    return run_view(runs.get(ctx.store, call.run)) | {"changed_inputs": changed_inputs}
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:

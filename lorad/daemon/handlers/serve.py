@@ -17,7 +17,7 @@ from lorad.adapters.peft import outline
 from lorad.daemon import imports
 from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.context import Context, Request, spec_of
-from lorad.daemon.gateway import gateway_up
+from lorad.daemon.gateway import addresses, gateway_up
 from lorad.daemon.guests import guest, load
 from lorad.daemon.handlers.swap import move, tell_gateway
 from lorad.daemon.identity import User
@@ -104,6 +104,7 @@ async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> dict[str, Any]:
         raise SpecError(f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint)
     async with guest(ctx, of_base[0][1]) as pool:
         set_serving(ctx, [run["name"] for _, run in of_base], pool)
+    await gateway_up(ctx)
     return answer(ctx, pool, [row for row, _ in of_base])
 
 
@@ -204,4 +205,4 @@ def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attes
 
 def answer(ctx: Context, pool: Pool, rows: list[Row]) -> dict[str, Any]:
     ctx.waker.poke()
-    return {"pool": pool.id, "gateway": str(ctx.home.gateway_socket), "aliases": rows}
+    return {"pool": pool.id, "aliases": rows, **addresses(ctx)}

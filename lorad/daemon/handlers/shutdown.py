@@ -1,4 +1,4 @@
-"""The daemon exits; runs, pools and, unless it is to end, the gateway go on, and the next daemon adopts them."""
+"""The daemon exits. Runs, gateway and pools continue unless they are to end as well; the next daemon adopts them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,38 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.daemon.context import Context
-from lorad.daemon.gateway import stop_gateway
+from lorad.daemon.gateway import gateway_socket, stop_gateway
+from lorad.daemon.leases import timeout_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools import end_pools
 from lorad.daemon.request import Call
+from lorad.daemon.tenants import tenants_of
 
 
 class Body(Struct):
+    """pools: those without a run at work end."""
+
     gateway: bool = False
+    pools: bool = False
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
-    stopped = call.json(Body).gateway and stop_gateway(ctx)
-    ctx.close()
-    return {"pid": os.getpid(), "gateway": stopped}
+    body = call.json(Body)
+    async with ctx.parting:
+        ctx.close()  # from here on nothing starts another pool
+        serves = gateway_socket(ctx) is not None and not body.gateway
+        stopped = body.gateway and stop_gateway(ctx)
+        up = [pool for pool in ctx.pools.values() if pool.process.is_up]
+        if body.pools:
+            await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
+        staying = [stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
+        ended = [pool.id for pool in up if not pool.process.is_up]
+        return {"pid": os.getpid(), "gateway": stopped, "ended": ended, "staying": staying}
+
+
+def stay(ctx: Context, pool: Pool, *, serves: bool) -> dict[str, Any]:
+    """Why a pool stays up without a daemon, and the seconds for which it may be idle from now on."""
+    runs = [run["name"] for run in tenants_of(ctx, pool)]
+    kept = pool.status.kept if pool.status and serves else []
+    idle = 0.0 if runs else pool.idle_seconds
+    return {"pool": pool.id, "runs": runs, "serves": kept, "seconds": max(0.0, timeout_of(ctx, pool) - idle)}

@@ -10,8 +10,9 @@ from typing import Any
 import lorad
 from lorad.daemon.access import is_admin
 from lorad.daemon.context import Context
-from lorad.daemon.gateway import gateway_socket
+from lorad.daemon.gateway import base_url, gateway_socket
 from lorad.daemon.request import Call
+from lorad.tokens import tokens_trouble
 
 TROUBLES = 5  # of what the daemon cannot do now, and tries again
 
@@ -23,8 +24,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "version": lorad.__version__,
         "home": str(ctx.home.root),
         "caller": {"user": call.caller.name, "admin": is_admin(ctx, call.caller)},
+        "shared": ctx.system,
         "started_at": ctx.started_at,
         "gateway": gateway_socket(ctx),
+        "url": base_url(ctx),
+        "url_trouble": tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         "runs": {row["state"]: row["runs"] for row in counts},
         "troubles": [] if ctx.system else list(dict.fromkeys(ctx.troubles.values()))[:TROUBLES],
         "disk": disk(ctx.runs_root),

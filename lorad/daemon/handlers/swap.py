@@ -11,6 +11,7 @@ from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.daemon.access import is_admin, must_own, must_see, of_alias
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
+from lorad.daemon.gateway import addresses, gateway_up
 from lorad.daemon.guests import guest, load
 from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Call, Caller
@@ -49,9 +50,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
                 kept = f"alias {alias} still serves {name_of(before)}" if before else f"alias {alias} was not made"
                 raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
         tell_gateway(ctx, alias)
-    told = {"verdict": attestation.verdict, "detail": attestation.detail}
     seconds = time.monotonic() - started
-    return {**row, "previous": name_of(before) if before else None, "attestation": told, "seconds": seconds}
+    await gateway_up(ctx)
+    told = {"verdict": attestation.verdict, "detail": attestation.detail}
+    previous = name_of(before) if before else None
+    return {**row, "previous": previous, "attestation": told, "seconds": seconds, **addresses(ctx)}
 
 
 def wanted(ctx: Context, alias: str, body: Body) -> Row:

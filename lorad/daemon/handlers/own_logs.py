@@ -1,0 +1,31 @@
+"""What the daemon and the gateways print, by byte offset."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from lorad.daemon.access import is_admin, must_be_admin
+from lorad.daemon.context import Context
+from lorad.daemon.gateway import gateway_of, public_gateway
+from lorad.daemon.handlers.logs import MOST, read
+from lorad.daemon.request import Call
+from lorad.errors import SpecError
+
+
+async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    """Raises SpecError; NotAllowed for the daemon's own log, which tells of all users."""
+    path = log_of(ctx, call, call.text("of") or "daemon")
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
+
+
+def log_of(ctx: Context, call: Call, of: str) -> Path:
+    if of == "daemon":
+        must_be_admin(ctx, call.caller)
+        return ctx.home.daemon_log
+    if of != "gateway":
+        raise SpecError(f"no log of {of!r} without a run", hint="Choose daemon or gateway, or name a run.")
+    gateway = public_gateway(ctx) if is_admin(ctx, call.caller) else gateway_of(ctx, call.caller.uid)
+    return gateway.lives[-1].log if gateway.lives else Path(os.devnull)
