@@ -40,6 +40,8 @@ def fork(
     """
     client = connected()
     forked = client.fork(version, overrides=overrides or [], name=name, steps=steps, fresh=fresh)
+    for warning in forked["warnings"]:
+        note(f"warning: {warning}")
     if detach or (as_json and not wait):
         print_json(forked) if as_json else note(f"{forked['name']} is {forked['state']}.")
         return

@@ -36,6 +36,8 @@ def resume(
     """
     client = connected()
     resumed = client.resume(run, step=step, steps=steps, overrides=overrides or [])
+    for warning in resumed["warnings"]:
+        note(f"warning: {warning}")
     if detach or (as_json and not wait):
         print_json(resumed) if as_json else note(f"{run} is {resumed['state']}.")
         return

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from lorad.adapters.targets import match_modules
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
@@ -18,7 +20,7 @@ from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.trainers import AXES
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.calls import Nothing, Open, Opened
+from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import Attempt, Record, lineage, read
@@ -95,6 +97,7 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
+            reference=_reference(session),
         ),
     )
     return opened
@@ -105,9 +108,20 @@ def _source(session: Session) -> str | None:
     return str(session.params.cwd / Path(path).expanduser()) if path else None
 
 
+def _reference(session: Session) -> LoadVersion | None:
+    kl = session.params.reference
+    return LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None
+
+
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
     """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
+    kl = session.params.reference
+    if kl and kl.bases and is_same_base(kl.bases, info, sizes_of(session.spec.trainer)) is False:
+        raise Conflict(
+            f"the weights of {info.model} are not those that {kl.name}, algorithm.kl.reference, was trained on",
+            hint="Put the model back, or start a new run with another reference.",
+        )
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
         return
@@ -153,6 +167,7 @@ def newest_version(session: Session, records: list[Record]) -> int:
 
 
 def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened) -> Attempt:
+    kl = session.params.reference
     return Attempt(
         pid=os.getpid(),
         steps=session.params.steps,
@@ -166,6 +181,7 @@ def _attempt(session: Session, info: PoolInfo, restored: checkpoint.Restored | N
         trainer=info.trainer,
         engine=info.engine,
         sizes=sizes_of(session.spec.trainer),
+        reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
     )
 
 

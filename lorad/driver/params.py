@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lorad.protocol.journal import Reference
+
 
 class Params(Struct, frozen=True):
     """One attempt. `resume_step`: of the checkpoint to go on from; None: the newest whole one, or a fresh start.
@@ -16,7 +18,7 @@ class Params(Struct, frozen=True):
     number that no version of this name ever had, not even of a run that was removed. `spec`: the file of the attempt's
     resolved spec; None: the run's. origin: `run@version` that it was forked from, or ""; `start_from`: the directory of
     the checkpoint that it begins with while it has none of its own; `bases`: what was told, the newest first, of the
-    base that its first weights were made on.
+    base that its first weights were made on. reference: None: KL is to the base.
     """
 
     run: str
@@ -33,6 +35,7 @@ class Params(Struct, frozen=True):
     origin: str = ""
     start_from: str | None = None
     bases: list[dict[str, Any]] = []
+    reference: Reference | None = None
 
 
 def read(attempt_dir: Path) -> Params:

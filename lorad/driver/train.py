@@ -9,7 +9,7 @@ import numpy as np
 from lorad.driver.session import Rollout, Sample, Session, Weighed
 from lorad.errors import LoradError
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Logprobs, OptimStep, Stepped
+from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
 from lorad.specs import Spec
 
@@ -130,11 +130,12 @@ def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: lis
     samples = [s for g in alive for s in rollout.groups[g]]
     rows = np.concatenate([np.arange(g * size, (g + 1) * size) for g in alive])
     batch = Batch.of([(_prompt(rollout.groups[g]), [s.tokens for s in rollout.groups[g]]) for g in alive])
+    reference: LogprobsOf = "reference" if session.params.reference else "base"
     targets = PolicyTargets(
         advantages=weighed.advantages[rows],
         sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
         old_logprobs=_logprobs(session, "slot", batch) if needs_old(session.spec) else None,
-        reference_logprobs=_logprobs(session, "base", batch) if algorithm.kl.coef else None,
+        reference_logprobs=_logprobs(session, reference, batch) if algorithm.kl.coef else None,
     )
     tokens = sum(s.tokens.size for s in everything)
     return MiniBatch(batch, targets, float(tokens if algorithm.loss_level == "token" else len(everything)))
@@ -144,8 +145,7 @@ def _prompt(group: list[Sample]) -> np.ndarray:
     return np.array(group[0].example.tokens, np.int32)
 
 
-def _logprobs(session: Session, of: str, batch: Batch) -> np.ndarray:
-    temperature = session.spec.rollout.temperature
-    args = Logprobs("slot" if of == "slot" else "base", batch, temperature)
+def _logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
+    args = Logprobs(of, batch, session.spec.rollout.temperature)
     result: np.ndarray = session.pool.call("logprobs", args).logprobs
     return result

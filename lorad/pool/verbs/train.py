@@ -37,10 +37,11 @@ async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
 
 
 async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
-    slot = pool.tenant(call).run
+    tenant = pool.tenant(call)
     check(args.batch, pool.vocab_size)
-    policy = Policy(slot if args.of == "slot" else None)
-    with pool.parties.on_slot(slot):
+    slots = {"slot": lambda: tenant.run, "base": lambda: None, "reference": lambda: tenant.reference}
+    policy = Policy(slots[args.of]())
+    with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 
