@@ -67,7 +67,7 @@ def test_a_reference_outlives_its_run_a_kill_and_the_trainer() -> None:
         for role in ("driver", "pool"):
             os.kill(made.pid("killed", role), signal.SIGKILL)
         assert made.over("killed")["reason"] == "lost"
-        made.lorad("gc", "--yes")
+        made.lorad("gc")
         made.lorad("resume", "killed", "--wait")
         assert made.facts("killed") == made.facts("calm") and made.facts("calm")["steps"][0][6] > 1e-4
         made.lorad("resume", "killed", "trainer.backend=fsdp", "trainer.min_lr=1e-5", "--steps", "9", "--wait")

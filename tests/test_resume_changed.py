@@ -17,9 +17,9 @@ from lorad.config import Backend
 from lorad.daemon.context import request_of, run_dir
 from lorad.daemon.handlers.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
 from lorad.daemon.request import Call, Caller
-from lorad.driver.begin import compare_with_before
+from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
-from lorad.protocol.journal import Record
+from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
 from lorad.spec_text import from_json
 from lorad.specs import Spec, convert, to_json
@@ -276,3 +276,11 @@ def test_a_base_is_compared_by_what_both_attempts_tell(
 def test_another_base_is_refused(attempts: list[dict[str, Any]], now: PoolInfo) -> None:
     with pytest.raises(Conflict, match="not those that this run was trained on"):
         compared(attempts, now, dp=2 if now.trainer == "fsdp" else 1)
+
+
+def test_a_reference_of_other_weights_is_refused() -> None:
+    now = info(model_sha256="m")
+    for bases in ([], [{"model_sha256": "m"}]):
+        compare_with_reference(Reference("a@1", "", bases=bases), now, {})
+    with pytest.raises(Conflict, match=r"are not those that a@1, algorithm\.kl\.reference, was trained on"):
+        compare_with_reference(Reference("a@1", "", bases=[{"model_sha256": "other"}]), now, {})

@@ -93,7 +93,7 @@ async def test_a_bad_point_starts_nothing(home: Path, overrides: tuple[str, ...]
 
 async def test_each_point_is_looked_at_for_what_contradicts_itself(home: Path) -> None:
     async with serving(home) as api:
-        with pytest.raises(SpecError, match=r"s-2 \(trainer.lr=1e-4\): trainer.min_lr: 0.001 is more than trainer.lr"):
+        with pytest.raises(SpecError, match=r"s-2 \(.*trainer.lr=1e-4\): trainer.min_lr: 0.001 is more than"):
             await sweep(api, "trainer.lr=1e-2,1e-4", "trainer.min_lr=1e-3", "trainer.schedule=cosine")
         assert await api("list", all=True) == []
 

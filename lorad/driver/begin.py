@@ -23,7 +23,7 @@ from lorad.models.facts import read_facts
 from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.journal import Attempt, Record, lineage, read
+from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.specs import Trainer
 from lorad.trainers.setup import targets_of
@@ -55,6 +55,7 @@ def begin(session: Session) -> PoolInfo:
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
+    compare_with_reference(session.params.reference, info, sizes_of(session.spec.trainer))
     restored = checkpoint.find(session, facts)
     made = pending.read(session, restored.path, facts) if restored else []
     opened = open_slot(session, info, restored)
@@ -116,12 +117,6 @@ def _reference(session: Session) -> LoadVersion | None:
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
     """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
-    kl = session.params.reference
-    if kl and kl.bases and is_same_base(kl.bases, info, sizes_of(session.spec.trainer)) is False:
-        raise Conflict(
-            f"the weights of {info.model} are not those that {kl.name}, algorithm.kl.reference, was trained on",
-            hint="Put the model back, or start a new run with another reference.",
-        )
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
         return
@@ -136,6 +131,15 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         )
     if own and own[0].get("data_sha256", "") != session.train_data.digest:
         session.warn(f"{session.spec.data.train} is not what it was in the attempt before: other batches will come")
+
+
+def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
+    """Raises Conflict where the reference is a version of a run on other weights."""
+    if reference is not None and is_same_base(reference.bases, info, sizes) is False:
+        raise Conflict(
+            f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was trained on",
+            hint="Put the model back, or start a new run with another reference.",
+        )
 
 
 def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
