@@ -7,6 +7,7 @@ may change.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from pathlib import Path
@@ -24,7 +25,7 @@ from lorad.daemon.context import Context, request_of, run_dir
 from lorad.daemon.making import expanded
 from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Caller
-from lorad.daemon.versions import await_files, find_version, in_hand, name_of
+from lorad.daemon.versions import await_files, find_version, in_hand
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError, StorageError
 from lorad.paths import RunDir
 from lorad.protocol.journal import Reference
@@ -49,14 +50,15 @@ class Staged(NamedTuple):
 
 
 class Begins(NamedTuple):
-    """What a fork begins with. parent: the run that it comes from, with its request.
+    """What a fork begins with. parent: the run that it comes from.
 
-    inherits: the reference is named by the parent's spec, so that the parent's own copy is taken where it has one.
+    inherited: the parent's reference, where the fork goes by the name in the parent's spec. The parent's copy is taken:
+    the name may mean nothing any more.
     """
 
     directory: Path
     parent: Row
-    inherits: bool
+    inherited: Reference | None
 
 
 async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None) -> Staged | None:
@@ -67,9 +69,9 @@ async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begin
     wanted = chosen(spec, is_fork=fork is not None)
     if not spec.algorithm.kl.coef or wanted == "base":
         return None
-    if fork is not None and fork.inherits and (own := inherited(fork.parent)) is not None:
+    if fork is not None and fork.inherited is not None:
         adapter = await read(ctx, fork.parent["owner_uid"], run_dir(fork.parent).reference, wanted)
-        return await written(ctx, caller.uid, spec, adapter, own)
+        return await written(ctx, caller.uid, spec, adapter, fork.inherited)
     if wanted == "start" or not VERSION.fullmatch(wanted):
         place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
         return await written(ctx, caller.uid, spec, await read(ctx, caller.uid, place, wanted), Reference(wanted, ""))
@@ -84,12 +86,6 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
         hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
         raise SpecError(f"{KEY}: start, but this run starts from no adapter", hint=hint)
     return wanted
-
-
-def inherited(parent: Row) -> Reference | None:
-    """The parent's, without where it lies."""
-    there = request_of(parent).reference
-    return None if there is None else replace(there, directory="")
 
 
 def found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
@@ -109,12 +105,8 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
     with in_hand(ctx, version):
         await await_files(ctx, version)
         adapter = await read(ctx, run["owner_uid"], Path(version["path"]), wanted)
-    if adapter.digest() != version["sha256"]:
-        raise IntegrityError(
-            f"{version['path']}: its tensors have sha256 {adapter.digest()}, {name_of(version)} is {version['sha256']}",
-            hint="Its files were replaced; use another version.",
-        )
-    made = await written(ctx, caller.uid, spec, adapter, Reference(wanted, "", bases=bases_of(ctx, run)))
+    told = Reference(wanted, version["sha256"], bases=bases_of(ctx, run))
+    made = await written(ctx, caller.uid, spec, adapter, told)
     return made._replace(model=request_of(run).model_path)
 
 
@@ -131,9 +123,17 @@ async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
 
 
 async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
-    """In a directory of the user's. Raises StorageError."""
+    """In a directory of the user's. told: with the sha256 that the tensors must have, where that is known. Raises
+    IntegrityError, StorageError.
+    """
+    sha256 = await asyncio.to_thread(adapter.digest)
+    if told.sha256 not in ("", sha256):
+        raise IntegrityError(
+            f"{KEY}: the tensors of {told.name} have sha256 {sha256}, not {told.sha256}",
+            hint="Its files were replaced; use another version.",
+        )
     root = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
-    made = Staged(replace(told, sha256=adapter.digest()), root)
+    made = Staged(replace(told, sha256=sha256), root)
     try:
         root.mkdir(mode=0o700)
         if (user := ctx.user(uid)) is not None:

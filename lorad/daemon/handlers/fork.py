@@ -72,7 +72,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))
     kl: Staged | None = None
     try:
-        kl = await reference.staged(ctx, call.caller, spec, asked.cwd, Begins(staged, parent, inherits(body, spec)))
+        begins = Begins(staged, parent, asked.reference if inherits(body, spec) else None)
+        kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
         request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
         refuse_used(ctx, spec)
         row = settled(ctx, call, spec, request, (start, staged, text), kl)
@@ -196,7 +197,7 @@ def inherits(body: Body, spec: Spec) -> bool:
 def asked_before(ctx: Context, parent: Row) -> Request:
     """Read before anything is awaited: the parent may be removed meanwhile. Raises NotFound."""
     try:
-        return replace(request_of(parent), bases=bases_of(ctx, parent), reference=None)
+        return replace(request_of(parent), bases=bases_of(ctx, parent))
     except (OSError, msgspec.MsgspecError) as error:
         raise NotFound(f"{run_dir(parent).root}/request.json cannot be read: {error}", hint="Restore it.") from None
 
