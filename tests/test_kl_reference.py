@@ -102,7 +102,7 @@ async def test_what_is_no_reference_is_refused_and_nothing_is_made(home: Path, o
 
 
 async def test_a_version_that_one_may_not_see_is_no_reference(home: Path) -> None:
-    ctx = open_context(home, sharing=Sharing(read="own"))
+    ctx = open_context(home, sharing=Sharing(read="owner"))
     finished(ctx, "a")
     ctx.system = True
     spec = convert({"name": "b", "algorithm": {"kl": {"coef": 0.1, "reference": "a@1006"}}})

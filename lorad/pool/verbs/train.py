@@ -39,8 +39,7 @@ async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
 async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
     tenant = pool.tenant(call)
     check(args.batch, pool.vocab_size)
-    slots = {"slot": lambda: tenant.run, "base": lambda: None, "reference": lambda: tenant.reference}
-    policy = Policy(slots[args.of]())
+    policy = Policy() if args.of == "base" else Policy(tenant.run if args.of == "slot" else tenant.reference)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
