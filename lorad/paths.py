@@ -150,6 +150,11 @@ class RunDir:
         """Of a fork: the checkpoint, or the version, that it begins with."""
         return self.root / "origin"
 
+    @property
+    def reference(self) -> Path:
+        """The adapter that its KL penalty is measured against, where that is not the base."""
+        return self.root / "reference"
+
     def version(self, number: int) -> Path:
         return self.versions / f"{number:06d}"
 

@@ -60,10 +60,15 @@ class Lora(Part, frozen=True):
 
 
 class Kl(Part, frozen=True):
-    """Penalty towards the base (adapter off); estimators k1, k2, k3 of Schulman, "Approximating KL divergence"."""
+    """Penalty towards a reference; estimators k1, k2, k3 of Schulman, "Approximating KL divergence".
+
+    reference: `start`, the adapter that the run starts from; `base` (adapter off); `run@number`; or a PEFT directory.
+    None: start for a run with lora.adapter_path and for a fork, as in TRL; else base.
+    """
 
     coef: NonNegativeFloat = 0.0
     type: Literal["k1", "k2", "k3"] = "k3"
+    reference: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class Algorithm(Part, frozen=True):

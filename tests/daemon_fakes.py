@@ -52,7 +52,8 @@ METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.
 class Driver:
     """Steps of `seconds` each; `crash_at`, `fails_at`: exits with 3 at that step, or ends by itself, and `says` why;
     `lost_at`: its pool is up, but loses its trainer; `hang`, `deaf`: to its pool, to SIGTERM; `stuck_at`: goes on for
-    ever at that step; `silent`: without a heartbeat; `prints`: so many bytes at each step.
+    ever at that step; `silent`: without a heartbeat; `prints`: so many bytes at each step; `rewards`: by run, where
+    they are not 0.5.
     """
 
     def __init__(self, attempt_dir: Path) -> None:
@@ -117,7 +118,7 @@ class Driver:
         samples.parent.mkdir(exist_ok=True)
         samples.write_text("")
         relative, empty = str(samples.relative_to(self.run_dir.root)), hashlib.sha256().hexdigest()
-        self.journal.append("step", self.step, StepFact(self.step, ["p"], self.step, relative, empty, METRICS))
+        self.journal.append("step", self.step, StepFact(self.step, ["p"], self.step, relative, empty, self.metrics))
         if self.number not in self.how.get("without_files", ()):
             write_directory(self.run_dir.version(self.number), lambda path: write_adapter(path, self.number))
         path = f"versions/{self.number:06d}"
@@ -125,6 +126,11 @@ class Driver:
         self.journal.append("version", self.step, version)
         if self.step % self.spec["checkpoint"]["every"] == 0:
             self.checkpoint()
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        rewards: dict[str, float] = self.how.get("rewards", {})
+        return METRICS | {"reward": rewards.get(self.params["run"], METRICS["reward"])}
 
     @property
     def number(self) -> int:

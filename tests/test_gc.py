@@ -227,6 +227,7 @@ async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: 
     ctx = open_context(home)
     for name in ("grid-1", "grid-2"):
         make_directory(ctx, convert({"name": name}), "{}", Request("/", "s", [], "m", "float32", 1))
+    (home / "runs" / "grid-2" / "reference").mkdir()
     (home / "runs" / "worked").mkdir()
     (home / "runs" / "worked" / "journal.jsonl").touch()
     with ctx.store.write() as connection:  # as in an old copy of the database

@@ -104,6 +104,32 @@ def test_kl_estimators_and_their_gradients(kind: str, estimate: float, gradient:
     assert logprobs.grad is not None and logprobs.grad.item() == pytest.approx(gradient)
 
 
+def test_k3_far_below_the_reference_pulls_back_and_stays_bounded() -> None:
+    logprobs = values(-2.9, -3.1, -30.0, -1e4, -1e30, 1e4).requires_grad_()
+    found = kl_estimate(logprobs, torch.zeros(6), "k3")
+    torch.autograd.backward(found.sum())
+    assert logprobs.grad is not None and bool(torch.isfinite(found).all())
+    steepest = 1 - exp(3)
+    assert logprobs.grad.tolist() == pytest.approx([1 - exp(2.9), *4 * [steepest], 1.0])
+    assert found[:3].tolist() == pytest.approx([exp(2.9) - 2.9 - 1, *(exp(3) - 4 - steepest * d for d in (0.1, 27))])
+
+
+def test_one_token_far_off_does_not_outweigh_a_thousand() -> None:
+    advantages, reference = (1.0,) * 1001, torch.full((1001,), log(0.1))
+    reference[0] = 80.0 + log(0.1)
+    _, gradient = losses_of((1.0,) * 1001, advantages, PolicyLoss(kl_coef=1e-3), reference=reference)
+    assert 0.01 < abs(gradient[0] + 1.0) < 0.02 < 1.0
+    assert float(gradient.norm()) == pytest.approx(1001**0.5, rel=1e-4)
+
+
+def test_k3_near_the_reference_is_k3_to_the_last_bit() -> None:
+    difference = torch.linspace(-3, 3, 601).requires_grad_()
+    plain = torch.linspace(-3, 3, 601).requires_grad_()
+    found, expected = kl_estimate(difference, torch.zeros(601), "k3"), torch.exp(-plain) + plain - 1
+    torch.autograd.backward([found.sum(), expected.sum()])
+    assert torch.equal(found, expected) and torch.equal(difference.grad, plain.grad)  # type: ignore[arg-type]
+
+
 def test_the_penalty_is_added_token_by_token() -> None:
     reference = values(log(0.1) - 0.2, log(0.1))
     found, _ = losses_of((1.0, 1.0), (1.0, 1.0), PolicyLoss(kl_coef=0.1, kl_type="k2"), reference=reference)

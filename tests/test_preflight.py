@@ -165,6 +165,41 @@ def test_what_is_probably_not_meant_is_warned_of(lora: dict[str, Any], says: str
     assert says in warning
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"trainer": {"warmup_steps": 61}}, "trainer.warmup_steps: 61 is more than the 60 steps"),
+        ({"trainer": {"schedule": "cosine", "schedule_steps": 9}}, "made at trainer.min_lr 0"),
+        ({"algorithm": {"kl": {"coef": 0.1, "type": "k1"}}}, "k1 has no gradient in the mean"),
+        ({"algorithm": {"kl": {"reference": "base"}}}, "no effect while algorithm.kl.coef is 0"),
+        ({"algorithm": {"minibatches": 17}}, "17 is more than the 16 of data.prompts_per_step"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p: samples come from a truncated distribution"),
+        ({"rollout": {"top_k": 8, "top_p": 0.9}}, "rollout.top_p and rollout.top_k: samples"),
+    ],
+)
+def test_what_does_not_do_what_it_says_is_warned_of(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (warning,) = check(tmp_path, spec).warnings
+    assert says in warning
+
+
+def test_a_rate_that_would_rise_to_its_minimum_is_refused(tmp_path: Path) -> None:
+    trainer = {"lr": 1e-4, "min_lr": 1e-3, "schedule": "cosine"}
+    assert "trainer.min_lr: 0.001 is more than trainer.lr 0.0001" in refusal(tmp_path, {"trainer": trainer})
+
+
+def test_a_reference_fits_the_base_and_is_counted(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=4)
+    with_it, without = check(tmp_path, reference=tmp_path / "a"), check(tmp_path)
+    assert with_it.reference_parameters == with_it.adapter_parameters // 4
+    assert with_it.memory_needed - without.memory_needed == 4 * with_it.reference_parameters
+    config = AdapterConfig(4, 8, ("model.layers.0.self_attn.q_proj",))
+    shapes = dict.fromkeys(expected_shapes(config, SHAPES), (3, 4))
+    (tmp_path / "b").mkdir()
+    tensors = {name: np.zeros((4, 3) if "lora_A" in name else (3, 4), np.float32) for name in shapes}
+    write_peft(Adapter(config, tensors), tmp_path / "b", "other")
+    assert "algorithm.kl.reference: " in refusal(tmp_path, {}, reference=tmp_path / "b")
+
+
 def run_module(request: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "lorad.driver.preflight"],

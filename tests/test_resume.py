@@ -78,8 +78,12 @@ def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[s
 def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(undisturbed: tuple[World, dict[str, Any]]) -> None:
     made, _ = undisturbed
     made.run("more", "trainer.steps=3", text=SPEC)
-    made.lorad("resume", "more", "--steps", "5", "--wait")
+    refused = made.lorad("resume", "more", "--steps", "5", expect=2).stderr
+    assert "cosine ended at step 3" in refused and "trainer.schedule_steps=5" in refused
+    told = made.lorad("resume", "more", "trainer.min_lr=1e-4", "--steps", "5", "--wait").stderr
+    assert "warning: trainer.schedule_steps: cosine ends at step 3" in told
     assert [s["step"] for s in made.client.steps("more")] == [1, 2, 3, 4, 5]
+    assert [s["metrics"]["lr"] for s in made.client.steps("more")][-2:] == [1e-4, 1e-4]
     assert [v["version"] for v in made.client.adapters("more")] == [0, 1, 2, 3, 4, 5, 6]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,16 +15,16 @@ import pytest
 
 from lorad.config import Backend
 from lorad.daemon.context import request_of, run_dir
-from lorad.daemon.handlers.resume import Body, changed, fitted, handle, total
+from lorad.daemon.handlers.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
 from lorad.daemon.request import Call, Caller
-from lorad.driver.begin import compare_with_before
+from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
-from lorad.protocol.journal import Record
+from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
 from lorad.spec_text import from_json
 from lorad.specs import Spec, convert, to_json
 from lorad.store import runs
-from tests.daemon_world import behave, serving
+from tests.daemon_world import behave, serving, until
 
 OLD = convert({"trainer": {"steps": 6}})
 
@@ -188,6 +189,33 @@ def test_steps_are_the_number_asked_for_last(steps: int | None, overrides: list[
     assert total(Body(steps=steps, overrides=overrides), {"steps": 8}, OLD) == expected
 
 
+@pytest.mark.parametrize("more", [{"steps": 120}, {"overrides": ["trainer.steps=120"]}])
+async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str, Any]) -> None:
+    behave(home, driver={"seconds": 0.02})
+    async with serving(home) as api:
+        await api.run("a", "trainer.schedule=cosine", "trainer.steps=40")
+        await until(lambda: runs.get(api.ctx.store, "a")["step"] >= 2)
+        await api("pause", "a")
+        await api.until("a", "paused")
+        await api("resume", "a", **{"steps": None, "overrides": []} | more)
+        shown = await api("show", "a")
+        assert (shown["steps"], shown["spec"]["trainer"]["schedule_steps"]) == (120, 40)
+        await api("kill", "a")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "done", "refused"),
+    [({}, 6, True), ({"min_lr": 1e-5}, 6, False), ({}, 4, False), ({"schedule": "constant"}, 6, False)],
+)
+def test_a_rate_that_came_down_to_nothing_is_not_gone_on_with(
+    trainer: dict[str, Any], done: int, refused: bool
+) -> None:
+    spec = convert({"trainer": {"steps": 6, "schedule": "cosine"} | trainer})
+    spec = on_schedule(spec, spec, 6, 9)
+    with pytest.raises(SpecError, match="steps 7 to 9 would change nothing") if refused else nullcontext():
+        refuse_standstill(spec, done, 9)
+
+
 @pytest.mark.parametrize("override", ["trainer.steps=7", "trainer={steps: 7}", "trainer.steps=6"])
 def test_two_numbers_of_steps_are_refused(override: str) -> None:
     with pytest.raises(SpecError, match=r"--steps 9, but trainer.steps is \d") as refused:
@@ -248,3 +276,11 @@ def test_a_base_is_compared_by_what_both_attempts_tell(
 def test_another_base_is_refused(attempts: list[dict[str, Any]], now: PoolInfo) -> None:
     with pytest.raises(Conflict, match="not those that this run was trained on"):
         compared(attempts, now, dp=2 if now.trainer == "fsdp" else 1)
+
+
+def test_a_reference_of_other_weights_is_refused() -> None:
+    now = info(model_sha256="m")
+    for bases in ([], [{"model_sha256": "m"}]):
+        compare_with_reference(Reference("a@1", "", bases=bases), now, {})
+    with pytest.raises(Conflict, match=r"are not those that a@1, algorithm\.kl\.reference, was trained on"):
+        compare_with_reference(Reference("a@1", "", bases=[{"model_sha256": "other"}]), now, {})

@@ -91,6 +91,13 @@ async def test_a_bad_point_starts_nothing(home: Path, overrides: tuple[str, ...]
         assert (await api("list", all=True), await api("sweeps"), list((home / "runs").iterdir())) == ([], [], [])
 
 
+async def test_each_point_is_looked_at_for_what_contradicts_itself(home: Path) -> None:
+    async with serving(home) as api:
+        with pytest.raises(SpecError, match=r"s-2 \(.*trainer.lr=1e-4\): trainer.min_lr: 0.001 is more than"):
+            await sweep(api, "trainer.lr=1e-2,1e-4", "trainer.min_lr=1e-3", "trainer.schedule=cosine")
+        assert await api("list", all=True) == []
+
+
 async def test_a_name_that_is_taken_starts_nothing(home: Path) -> None:
     async with serving(home) as api:
         await api.run("s-2")
@@ -139,11 +146,20 @@ def test_rungs_are_powers_of_eta_down_to_one_run() -> None:
         (Wish(rungs=[40]), "rungs 40"),
         (Wish(metric="loss"), "--metric loss"),
         (Wish(rungs=[5], metric="eval"), "eval.every: 10"),
+        (Wish(rungs=[1, 20], metric="reward"), "rung 1: rewards up to step 1 are from before the first update"),
     ],
 )
 def test_a_halving_that_cannot_be_is_refused(wish: Wish, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         halving_of(wish, specs())
+
+
+def test_no_rung_is_before_the_first_update() -> None:
+    short = {"trainer": {"steps": 6}}
+    assert halving_of(Wish(), specs(8, **short))["rungs"] == [2, 3]
+    ahead = specs(8, **short, rollout={"max_staleness": 2})
+    assert halving_of(Wish(metric="reward"), ahead)["rungs"] == [4]
+    assert halving_of(Wish(rungs=[1]), specs(8, eval={"every": 1}))["metric"] == "eval"
 
 
 @pytest.fixture
@@ -187,7 +203,7 @@ def rungs_of(ctx: Context) -> list[Any]:
 def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -> None:
     a, b, c, d = racing(ctx, "reward", [2])
     for name, reward in ((a, 0.1), (b, 0.9), (c, 0.5)):
-        went(ctx, name, [0.0, 2 * reward, 5.0])
+        went(ctx, name, [9.0, reward, 5.0])
     went(ctx, d, [0.0])
     halve(ctx)
     assert rungs_of(ctx) == []
@@ -201,13 +217,25 @@ def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -
     assert runs.get(ctx.store, b)["state"] == "running"
 
 
+@pytest.mark.parametrize(
+    ("evals", "kept"),
+    [((0.9, 0.5, 0.5, 0.1), 3), ((0.9, 0.8, 0.5, 0.5), 2), ((0.0, 0.0, 0.0, 0.0), 4), ((0.9, 0.9, 0.9, 0.1), 3)],
+)
+def test_equals_at_the_cut_all_go_on(ctx: Context, evals: tuple[float, ...], kept: int) -> None:
+    names = racing(ctx, "eval", [2])
+    for name, score in zip(names, evals, strict=True):
+        went(ctx, name, [0.0, 0.0], {2: score})
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, names[:kept], names[kept:])]
+
+
 def test_a_rung_is_decided_once(ctx: Context) -> None:
-    names = racing(ctx, "reward", [1, 2])
+    names = racing(ctx, "reward", [2, 3])
     for place, name in enumerate(names):
-        went(ctx, name, [place / 10])
+        went(ctx, name, [0.0, place / 10])
     halve(ctx)
     halve(ctx)
-    assert rungs_of(ctx) == [(1, [names[3], names[2]], [names[1], names[0]])]
+    assert rungs_of(ctx) == [(2, [names[3], names[2]], [names[1], names[0]])]
     told = ctx.store.rows("SELECT data FROM events WHERE kind = 'halving'")
     assert len(told) == 1 and json.loads(told[0]["data"])["scores"][names[3]] == 0.3
 
@@ -224,9 +252,9 @@ def test_an_evaluation_that_is_due_is_waited_for(ctx: Context) -> None:
 
 
 def test_a_decision_that_fails_half_way_stops_nobody(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = racing(ctx, "reward", [1])
+    names = racing(ctx, "reward", [2])
     for place, name in enumerate(names):
-        went(ctx, name, [place / 10])
+        went(ctx, name, [0.0, place / 10])
     monkeypatch.setattr("lorad.daemon.sweeps.shown", lambda score: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         halve(ctx)
@@ -234,14 +262,14 @@ def test_a_decision_that_fails_half_way_stops_nobody(ctx: Context, monkeypatch: 
 
 
 async def test_halving_stops_runs_gracefully_and_says_why(home: Path) -> None:
-    behave(home, driver={"seconds": 0.05})
+    behave(home, driver={"seconds": 0.05, "rewards": {"s-1": 0.4}})
     async with serving(home) as api:
         wish = {"eta": None, "rungs": [2], "metric": "reward"}
         await sweep(api, "seed=1,2", "eval.every=0", "trainer.steps=200", halving=wish)
         (found,) = await until_decided(api)
         (kept,), (gone,) = found["rungs"][0]["kept"], found["rungs"][0]["stopped"]
         shown = await api.until(gone, "ended")
-        assert (shown["reason"], shown["detail"][:33]) == ("stopped", "stopped by halving at step 2: 0.5")
+        assert (shown["reason"], shown["detail"][:33]) == ("stopped", "stopped by halving at step 2: 0.4")
         assert "steps" in shown["detail"].rpartition("; ")[2]
         assert (await api("show", kept))["state"] == "running"
 
@@ -253,11 +281,13 @@ async def until_decided(api: Api) -> Any:
 def test_a_sweep_from_the_command_line_to_its_table() -> None:
     with world() as made:
         spec = made.spec(SMALL)
-        wish = ("--halving", "--rungs", "1", "--metric", "reward", "--name", "s", "--wait")
+        wish = ("--halving", "--rungs", "2", "--metric", "reward", "--name", "s", "--wait")
         over = made.json("sweep", spec, "trainer.lr=0,2e-3", "trainer.steps=3", *wish)
         assert [run["state"] for run in over["runs"]] == ["ended", "ended"]
-        assert [rung["step"] for rung in over["rungs"]] == [1]
+        assert [rung["step"] for rung in over["rungs"]] == [2]
         assert {run["reason"] for run in over["runs"]} <= {"completed", "stopped"}
         table = made.lorad("sweep", "--list", "s").stdout
-        assert "s-1" in table and "trainer.lr" in table and "step 1" in table
+        assert "s-1" in table and "trainer.lr" in table and "step 2" in table
+        early = made.lorad("sweep", spec, "seed=1,2", "--rungs", "1", "--metric", "reward", expect=2).stderr
+        assert "before the first update" in early and "Begin with step 2" in early
         assert "several values" in made.lorad("sweep", spec, "trainer.lr=1", expect=2).stderr

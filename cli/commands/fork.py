@@ -52,6 +52,8 @@ def fork(
     refuse_both(detach, wait)
     client = connected()
     forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
+    for warning in forked["warnings"]:
+        note(f"warning: {warning}")
     if detach or (as_json and not wait):
         print_json(forked) if as_json else note(f"{forked['name']} is {forked['state']}.")
         return

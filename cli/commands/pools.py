@@ -53,7 +53,9 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command()
 def stop(
-    pool: Annotated[str, typer.Argument(metavar="POOL", help="A pool's name.", show_default=False, autocompletion=candidates.pools)
+    pool: Annotated[
+        str,
+        typer.Argument(metavar="POOL", help="A pool's name.", show_default=False, autocompletion=candidates.pools),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="Also while runs are at work in it: they end, and can be resumed.")

@@ -43,6 +43,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         "failures": failures(data),
         "trainable": trainable(data.get("trainable")),
         "origin": data.get("origin"),
+        "reference": reference(data.get("reference")),
         "sweep": data.get("sweep"),
         "pool": data.get("pool"),
         "owner": data.get("owner"),
@@ -83,6 +84,11 @@ def why(attempt: dict[str, Any]) -> str:
     if attempt.get("reason") in (None, "completed") or not attempt.get("detail"):
         return ""
     return f": {printable(attempt['detail'].partition(chr(10))[0])}"
+
+
+def reference(told: dict[str, Any] | None) -> str | None:
+    """What KL is measured against, unless that is the base."""
+    return f"KL is to {told['name']}, sha256 {told['sha256'][:12]}" if told else None
 
 
 def trainable(told: dict[str, Any] | None) -> str | None:

@@ -18,6 +18,7 @@ from lorad.specs import Spec
 from lorad.text import size as in_units
 
 SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
+FROZEN_BYTES = 4  # of one that is never trained: weight, fp32
 NUMBER_BYTES = {"float32": 4}  # of loaded versions; other dtypes have two
 MAX_VERSIONS = 64  # that an engine holds unless its pool tells otherwise
 MAX_RANK = 512  # of the builtin engine
@@ -34,10 +35,12 @@ class Need(Struct, frozen=True):
     memory: int = 0
 
 
-def need_of(spec: Spec, parameters: int, dtype: str) -> Need:
-    """parameters: of the adapter, 0 when not known; dtype: of the pool."""
+def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
+    """parameters: of the adapter, 0 when not known; reference: of the one that KL is measured against, whose slot has
+    weights alone; dtype: of the pool."""
     versions = kept(spec) + 1
-    return Need(versions, spec.lora.rank, parameters * (SLOT_BYTES + versions * NUMBER_BYTES.get(dtype, 2)))
+    own = parameters * (SLOT_BYTES + versions * NUMBER_BYTES.get(dtype, 2))
+    return Need(versions, spec.lora.rank, own + reference * FROZEN_BYTES)
 
 
 def kept(spec: Spec) -> int:

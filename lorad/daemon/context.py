@@ -36,6 +36,7 @@ from lorad.daemon.waker import Waker
 from lorad.machine import Machine, read_machine
 from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
+from lorad.protocol.journal import Reference
 from lorad.spec_text import from_json
 from lorad.specs import Spec
 from lorad.states import EndReason, Move
@@ -188,7 +189,8 @@ def _parsed(spec: str) -> Spec:
 class Request(msgspec.Struct, frozen=True):
     """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was resolved to.
 
-    bases: what is known of the weights that its adapter came from elsewhere with, see `bases.py`.
+    bases: what is known of the weights that its adapter came from elsewhere with, see `bases.py`. reference: see
+    `reference.py`; None: KL is to the base.
     """
 
     cwd: str
@@ -199,6 +201,7 @@ class Request(msgspec.Struct, frozen=True):
     parameters: int
     facts: dict[str, Any] = {}
     bases: list[dict[str, Any]] = []
+    reference: Reference | None = None
 
 
 def request_of(run: Row) -> Request:

@@ -6,10 +6,13 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from lorad.daemon.as_user import as_user
 from lorad.daemon.belongings import hand_over, make_attempt, make_run
-from lorad.daemon.context import Context, attempt_dir, request_of, run_dir, spec_of
+from lorad.daemon.context import Context, Request, attempt_dir, request_of, run_dir, spec_of
 from lorad.daemon.pools import start_pool
 from lorad.daemon.processes import write_json
 from lorad.daemon.runtime import why_threads
@@ -51,6 +54,7 @@ def start_driver(ctx: Context, run: Row) -> None:
         "start_from": start_of(run),
         "bases": request.bases,
         "date": datetime.fromtimestamp(run["created_at"]).isoformat(),
+        "reference": reference_of(run, request),
     }
     write_json(attempt.spec, json.loads(run["spec"]))
     hand_over(attempt, {"params.json": params, attempt.spec.name: json.loads(run["spec"])}, user)
@@ -61,6 +65,12 @@ def start_driver(ctx: Context, run: Row) -> None:
     env = ctx.commands.environment(ctx.home)
     ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+
+
+def reference_of(run: Row, request: Request) -> dict[str, Any] | None:
+    """With where its copy lies, on whatever disk the runs are now."""
+    there = request.reference
+    return None if there is None else msgspec.to_builtins(there) | {"directory": str(run_dir(run).reference)}
 
 
 def start_of(run: Row) -> str | None:

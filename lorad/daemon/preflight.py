@@ -27,17 +27,18 @@ PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
-async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, Any]:
+async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> dict[str, Any]:
     """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it takes too
     long or falls over, and Conflict when too many of that user's wait.
 
-    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends.
+    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where the
+    adapter lies that KL is measured against.
     """
     async with ctx.checks.turn(uid):
-        return await checked(ctx, spec, cwd, uid)
+        return await checked(ctx, spec, cwd, uid, reference)
 
 
-async def checked(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, Any]:
+async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> dict[str, Any]:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
     warm = any(
         p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
@@ -45,7 +46,8 @@ async def checked(ctx: Context, spec: Spec, cwd: str, uid: int) -> dict[str, Any
     where = {"device": ctx.devices[0].kind, "devices": len(ctx.devices)}
     box = config.load(ctx.home.config)
     question = msgspec.json.encode(
-        {"spec": spec, "cwd": cwd, "warm": warm, "backends": box.backends, **where}, enc_hook=str
+        {"spec": spec, "cwd": cwd, "warm": warm, "backends": box.backends, "reference": reference, **where},
+        enc_hook=str,
     )
     user, argv = ctx.user(uid), [*ctx.commands.preflight]
     env = {**(os.environ if user is None else user.environment), **ctx.commands.environment(ctx.home)}

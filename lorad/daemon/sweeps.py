@@ -2,6 +2,10 @@
 
 A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then go
 on. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at all.
+
+What was sampled before the first update says nothing about a run, so that no rung is before it and no such reward
+counts. Of ETA runs one goes on, and with it whoever has exactly the same score as the last one that does: none of equal
+runs is stopped by its name. (ASHA, Li et al., 2020, keeps by a threshold, too.)
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ def halving_of(wish: Wish, specs: list[Spec]) -> dict[str, Any]:
     if not 1 < eta <= len(specs):
         hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
         raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
-    rungs = wish.rungs if wish.rungs is not None else usual_rungs(eta, len(specs), steps)
+    first = max(first_telling(spec) for spec in specs)
+    rungs = wish.rungs if wish.rungs is not None else usual_rungs(eta, len(specs), steps, first)
     if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
         hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
         raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
@@ -61,13 +66,21 @@ def halving_of(wish: Wish, specs: list[Spec]) -> dict[str, Any]:
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
         raise SpecError(f"eval.every: {every} gives no evaluation up to the first rung, step {rungs[0]}", hint=hint)
+    if metric == "reward" and rungs[0] < first:
+        hint = f"Begin with step {first} or later, or use --metric eval."
+        raise SpecError(f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint)
     return {"eta": eta, "rungs": rungs, "metric": metric}
 
 
-def usual_rungs(eta: float, count: int, steps: int) -> list[int]:
-    """Steps over powers of eta, as many as it takes to come from `count` runs to one."""
+def first_telling(spec: Spec) -> int:
+    """The first step whose samples may come from an updated version."""
+    return 2 + spec.rollout.max_staleness
+
+
+def usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
+    """Steps over powers of eta, as many as it takes to come from `count` runs to one; none is before `first`."""
     wanted = math.ceil(math.log(count, eta) - 1e-9)
-    return sorted({int(steps / eta**power) for power in range(1, wanted + 1)} - {0})
+    return sorted({max(first, int(steps / eta**power)) for power in range(1, wanted + 1)})
 
 
 def halve(ctx: Context) -> None:
@@ -87,7 +100,7 @@ def decide(ctx: Context, sweep: Row) -> None:
         return
     ranked = sorted((point_at(ctx, run, step, metric) for run in entered), key=rank)
     most = math.ceil(len(ranked) / sweep["halving"]["eta"])
-    kept = [point for point in ranked if point.in_race][:most]
+    kept = with_ties([point for point in ranked if point.in_race], most)
     settle(ctx, sweep, step, ranked, kept)
 
 
@@ -119,8 +132,15 @@ def rank(point: Point) -> tuple[bool, bool, float]:
     return not point.in_race, point.score is None, -(point.score or 0.0)
 
 
+def with_ties(ranked: list[Point], most: int) -> list[Point]:
+    """The first `most`, and those after them with the score of the last of these."""
+    return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
+
+
 def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
-    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to it."""
+    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to it, of
+    those after the first update.
+    """
     if metric == "eval":
         sql = (
             "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
@@ -130,9 +150,10 @@ def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool =
         return None if row is None else finite(row["score"])
     sql = (
         "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
-        "WHERE run = ? AND lineage = 1 AND step <= ? ORDER BY step DESC LIMIT ?)"
+        "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
     )
-    row = ctx.store.row(sql, (name, step, LAST_STEPS))
+    first = first_telling(spec_of(runs.get(ctx.store, name)))
+    row = ctx.store.row(sql, (name, first, step, LAST_STEPS))
     return None if row is None else finite(row["score"])
 
 

@@ -47,7 +47,9 @@ def told(tenants: Sequence[Row]) -> str:
 
 def need_of_run(run: Row, pool_dtype: str) -> Need:
     """Raises OSError and MsgspecError where its files cannot be read."""
-    return need_of(spec_of(run), int(request_of(run).facts.get("adapter_parameters", 0)), pool_dtype)
+    facts = request_of(run).facts
+    parameters, reference = (int(facts.get(key, 0)) for key in ("adapter_parameters", "reference_parameters"))
+    return need_of(spec_of(run), parameters, pool_dtype, reference)
 
 
 def room_in(ctx: Context, pool: Pool) -> Capacity:

@@ -65,6 +65,7 @@ def show_view(ctx: Context, row: Row, history: dict[str, Any]) -> dict[str, Any]
     return run_view(row) | {
         "directory": row["directory"],
         "cwd": asked_in(row),
+        "reference": reference_of(row),
         "sweep": row["sweep"],
         "serving": bool(row["serving"]),
         "spec": json.loads(row["spec"]),
@@ -79,6 +80,15 @@ def asked_in(row: Row) -> str | None:
         return request_of(row).cwd
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def reference_of(row: Row) -> dict[str, Any] | None:
+    """{name, sha256} of what KL is measured against; None where that is the base."""
+    try:
+        there = request_of(row).reference
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return None if there is None else {"name": there.name, "sha256": there.sha256}
 
 
 def attempts_of(rows: Rows, row: Row) -> list[dict[str, Any]]:

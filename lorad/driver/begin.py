@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
 from lorad.driver.evaluate import evaluate, is_due
@@ -18,11 +20,11 @@ from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.trainers import AXES
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
-from lorad.protocol.calls import Nothing, Open, Opened
+from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import Input
-from lorad.protocol.journal import Attempt, Record, lineage, read
+from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.specs import Trainer
 from lorad.trainers.setup import modules_of
@@ -54,6 +56,7 @@ def begin(session: Session) -> PoolInfo:
     records = [r for r, _ in read(session.run_dir.journal)]
     facts = lineage(records)
     compare_with_before(session, info, records)
+    compare_with_reference(session.params.reference, info, sizes_of(session.spec.trainer))
     inputs = keep_inputs(session, Path(info.model_path))
     compare_inputs(session, inputs_before(records), inputs)
     restored = checkpoint.find(session, facts)
@@ -98,6 +101,7 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
             amplified_every=spec.attest.amplified_every,
             kept=spec.rollout.max_staleness + 2,
             priority=spec.resources.priority,
+            reference=_reference(session),
         ),
     )
     return opened
@@ -106,6 +110,11 @@ def open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored | 
 def _source(session: Session) -> str | None:
     path = session.spec.lora.adapter_path
     return str(session.params.cwd / Path(path).expanduser()) if path else None
+
+
+def _reference(session: Session) -> LoadVersion | None:
+    kl = session.params.reference
+    return LoadVersion(f"{session.params.run}@reference", kl.directory, kl.sha256) if kl else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
@@ -132,6 +141,15 @@ def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
     told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     found: Mapping[str, Any] = told.get("inputs", {})
     return found
+
+
+def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
+    """Raises Conflict where the reference is a version of a run on other weights."""
+    if reference is not None and is_same_base(reference.bases, info, sizes) is False:
+        raise Conflict(
+            f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was trained on",
+            hint="Put the model back, or start a new run with another reference.",
+        )
 
 
 def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
@@ -165,6 +183,7 @@ def newest_version(session: Session, records: list[Record]) -> int:
 def _attempt(
     session: Session, info: PoolInfo, restored: checkpoint.Restored | None, opened: Opened, inputs: dict[str, Input]
 ) -> Attempt:
+    kl = session.params.reference
     return Attempt(
         pid=os.getpid(),
         steps=session.params.steps,
@@ -179,6 +198,7 @@ def _attempt(
         engine=info.engine,
         sizes=sizes_of(session.spec.trainer),
         inputs=inputs,
+        reference=kl and replace(kl, bases=[], attested=opened.reference.verdict if opened.reference else ""),
     )
 
 

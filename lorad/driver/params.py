@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lorad.protocol.journal import Reference
+
 
 class Params(Struct, frozen=True):
     """One attempt. `resume_step`: of the checkpoint to go on from; None: the newest whole one, or a fresh start.
@@ -17,7 +19,7 @@ class Params(Struct, frozen=True):
     resolved spec; None: the run's. origin: `run@version` that it was forked from, or ""; `start_from`: the directory of
     the checkpoint that it begins with while it has none of its own; `bases`: what was told, the newest first, of the
     base that its first weights were made on. date: when the run was made, in ISO 8601, which is what chat templates
-    take for the present in every attempt; None: the present.
+    take for the present in every attempt; None: the present. reference: None: KL is to the base.
     """
 
     run: str
@@ -35,6 +37,7 @@ class Params(Struct, frozen=True):
     start_from: str | None = None
     bases: list[dict[str, Any]] = []
     date: str | None = None
+    reference: Reference | None = None
 
 
 def read(attempt_dir: Path) -> Params:

@@ -45,6 +45,7 @@ from lorad.models.directory import read_config, resolve, weight_files
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.paths import Home, default_home
 from lorad.rl.data import Dataset, Example, load_data, load_eval
+from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.rl.reward import ANSWERED
 from lorad.rl.sources import read_rows
 from lorad.rl.tasks import TASKS
@@ -64,7 +65,8 @@ class Request(Struct, frozen=True):
 
     `devices`: how many GPUs there are. `available`: bytes free on the device, None: looked up, for the CPU. `warm`: a
     pool has the base loaded already, so that its memory is not asked for again. `backends`: of the box; None: as
-    config.yaml says, which not everybody may read.
+    config.yaml says, which not everybody may read. `reference`: the directory of the adapter that KL is measured
+    against; None: it is the base.
     """
 
     spec: dict[str, Any]
@@ -74,13 +76,14 @@ class Request(Struct, frozen=True):
     available: int | None = None
     warm: bool = False
     backends: dict[str, Any] | None = None
+    reference: str | None = None
 
 
 class Preflight(Struct, frozen=True):
     """What the spec comes to. Sizes in bytes; `dataset_size` is None for an endless task.
 
     model_path: the directory. model_dtype: of the checkpoint. parameters, max_positions: of the base; linears: the leaf
-    names of its linears.
+    names of its linears. reference_parameters: of the adapter that KL is measured against, 0 where it is the base.
     """
 
     model_path: str
@@ -90,6 +93,7 @@ class Preflight(Struct, frozen=True):
     linears: list[str]
     modules: list[str]
     adapter_parameters: int
+    reference_parameters: int
     memory_needed: int
     memory_available: int | None
     dataset_size: int | None
@@ -135,15 +139,16 @@ def checked(
     spec: Spec,
     *,
     cwd: Path,
-    home: Home | None = None,
     device: str = "cpu",
     devices: int = 1,
     available: int | None = None,
     warm: bool = False,
     backends: dict[str, Backend] | None = None,
+    reference: Path | None = None,
 ) -> Preflight:
     """Check `spec` against the disk and the machine; the arguments are those of `Request`. Raises SpecError."""
-    box = load_config((home or Home(default_home())).config) if backends is None else Config(backends=backends)
+    box = load_config(Home(default_home()).config) if backends is None else Config(backends=backends)
+    refuse_contradictions(spec)
     check_backends(spec, box)
     check_devices(spec, device, devices)
     told = check_trainer(spec, box, device)
@@ -157,8 +162,9 @@ def checked(
     check_adapter(spec, adapter, shapes, cwd, directory)
     spec = fitted(spec, model.max_positions)
     size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
+    frozen = check_reference(reference, shapes) if reference is not None else 0
     needed = 0 if warm else base_memory(spec, model, device)
-    needed += size * 4 * SLOT_COPIES
+    needed += 4 * (size * SLOT_COPIES + frozen)
     free = available_memory() if available is None and device == "cpu" else available
     check_memory(needed, free, device, spec.pool.memory_fraction)
     tokenizer = Tokenizer(directory)
@@ -176,12 +182,13 @@ def checked(
         linears=base.linears,
         modules=base.modules,
         adapter_parameters=size,
+        reference_parameters=frozen,
         memory_needed=needed,
         memory_available=free,
         dataset_size=data.size,
         dropped=data.dropped,
         eval_size=len(held_out),
-        warnings=told + warnings(spec, adapter, tokenizer, data, held_out),
+        warnings=told + warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
     )
 
 
@@ -228,6 +235,16 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
             hint=_SAME,
         )
     check_shared(spec, found)
+
+
+def check_reference(directory: Path, shapes: Shapes) -> int:
+    """How many parameters the adapter has that KL is measured against. Raises SpecError unless it fits the base."""
+    try:
+        found = read_peft(directory)
+        validate(found, shapes)
+    except AdapterRefused as error:
+        raise SpecError(f"algorithm.kl.reference: {error.message}", hint=error.hint) from error
+    return sum(tensor.size for tensor in found.tensors.values())
 
 
 _SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
@@ -297,6 +314,7 @@ def main() -> int:
                 available=request.available,
                 warm=request.warm,
                 backends=None if request.backends is None else backends_of(request.backends),
+                reference=None if request.reference is None else Path(request.reference),
             )
             result: dict[str, Any] = {"ok": True, "facts": facts}
         except OSError as error:

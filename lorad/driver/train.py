@@ -9,7 +9,7 @@ import numpy as np
 
 from lorad.driver.session import Rollout, Sample, Session, Weighed
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.protocol.calls import ForwardBackward, Logprobs, Nothing, OptimStep, Stepped
+from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
 from lorad.specs import Spec
 
@@ -197,11 +197,12 @@ def _minibatch(session: Session, rollout: Rollout, weighed: Weighed, groups: lis
     samples = [rollout.groups[g][i] for g in alive for i in scored[g]]
     advantages = weighed.advantages[[g * size + i for g in alive for i in scored[g]]]
     batch = Batch.of([(_prompt(rollout.groups[g]), [rollout.groups[g][i].tokens for i in scored[g]]) for g in alive])
+    reference: LogprobsOf = "reference" if session.params.reference else "base"
     targets = PolicyTargets(
         advantages=advantages,
         sampler_logprobs=np.concatenate([s.logprobs for s in samples]),
         old_logprobs=_logprobs(session, "slot", batch) if needs_old(session.spec) else None,
-        reference_logprobs=_logprobs(session, "base", batch) if algorithm.kl.coef else None,
+        reference_logprobs=_logprobs(session, reference, batch) if algorithm.kl.coef else None,
     )
     tokens = sum(s.tokens.size for s in everything)
     normaliser = float(tokens if algorithm.loss_level == "token" else len(everything))
@@ -212,8 +213,7 @@ def _prompt(group: list[Sample]) -> np.ndarray:
     return np.array(group[0].example.tokens, np.int32)
 
 
-def _logprobs(session: Session, of: str, batch: Batch) -> np.ndarray:
-    temperature = session.spec.rollout.temperature
-    args = Logprobs("slot" if of == "slot" else "base", batch, temperature)
+def _logprobs(session: Session, of: LogprobsOf, batch: Batch) -> np.ndarray:
+    args = Logprobs(of, batch, session.spec.rollout.temperature)
     result: np.ndarray = session.pool.call("logprobs", args).logprobs
     return result

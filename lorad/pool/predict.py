@@ -60,7 +60,8 @@ class Predictor:
     async def opened(self, files: Files) -> AsyncIterator[str]:
         """A slot with these tensors for a moment. Raises AdapterRefused when the trainer does not take them."""
         slot = f"attest:{files.directory.name}:{next(self._numbers)}"
-        await self._trainer.open(slot, SlotSpec(files.adapter, lora_type=files.lora_type, source=files.directory))
+        spec = SlotSpec(files.adapter, lora_type=files.lora_type, source=files.directory, frozen=True)
+        await self._trainer.open(slot, spec)
         try:
             yield slot
         finally:

@@ -77,6 +77,8 @@ class Pool:
             self.loaded.release(entry)
         self.work.forget(tenant.run)
         await self.trainer.close(tenant.run)
+        if tenant.spec.reference is not None:
+            await self.trainer.close(tenant.reference)
 
     async def close(self) -> None:
         """Finish what changes slots, write what is pending. The engine is the caller's to close, after this."""

@@ -17,6 +17,11 @@ from lorad.trainers.base import SlotInfo
 LEAST_KEPT = 2  # versions of a run: the current one and the one before
 
 
+def reference_slot(run: str) -> str:
+    """No run has such a name."""
+    return f"reference:{run}"
+
+
 @dataclass(eq=False)
 class Proof:
     """The amplified tests of one attempt. returns: of the engine when the last one passed, see `Attester`; None: none
@@ -44,7 +49,8 @@ class Proof:
 
 @dataclass(eq=False)
 class Tenant:
-    """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one.
+    """One run with an open slot. versions: attested and loaded, oldest first. change: dt of the current one. slot: its
+    bytes are those of the reference, too.
 
     files: of the current one, which follow in the background.
     """
@@ -59,6 +65,13 @@ class Tenant:
     change: np.ndarray | None = None
     files: Files | None = None
     proof: Proof = field(default_factory=Proof)
+
+    @property
+    def reference(self) -> str:
+        """The frozen slot of its reference. Raises Conflict where it was opened without one."""
+        if self.spec.reference is None:
+            raise Conflict(f"{self.run} was opened without a reference", hint="`open` names one.")
+        return reference_slot(self.run)
 
     @property
     def current(self) -> str:

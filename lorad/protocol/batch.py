@@ -152,7 +152,7 @@ class PolicyTargets(Struct, frozen=True):
 
     advantages: float32 [S]. sampler_logprobs: float32 [T], the engine's. old_logprobs: float32 [T], the trainer's
     before the first update on these samples; None: the current policy itself (on-policy, ratio 1).
-    reference_logprobs: float32 [T], the base's; None when the KL coefficient is 0.
+    reference_logprobs: float32 [T], those of the base or of the run's reference; None when the KL coefficient is 0.
     """
 
     advantages: np.ndarray

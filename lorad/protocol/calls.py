@@ -26,6 +26,9 @@ class Nothing(Struct, frozen=True):
 class Open(Struct, frozen=True):
     """Open the run's slot: from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by `init`.
 
+    reference: the adapter whose log-probabilities `Logprobs` gives as `reference`. It is attested like a version and
+    held beside the slot, frozen.
+
     priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded for the run,
     the current one among them. amplified_every: publishes between two amplified attestations, 0 for none but the first.
     """
@@ -50,12 +53,16 @@ class Open(Struct, frozen=True):
     amplified_every: int = 10
     kept: int = 2
     priority: int = 0
+    reference: LoadVersion | None = None
 
 
 class Opened(Struct, frozen=True):
+    """reference: the verdict of its attestation; None where there is none."""
+
     parameters: int
     tensors: int
     bytes: int
+    reference: Attestation | None = None
 
 
 class Generate(Struct, frozen=True):
@@ -104,10 +111,15 @@ class Stepped(Struct, frozen=True):
     waited: float = 0.0
 
 
-class Logprobs(Struct, frozen=True):
-    """of: the run's slot, or the base (adapter off). Temperature as in sampling."""
+LogprobsOf = Literal["slot", "base", "reference"]
 
-    of: Literal["slot", "base"]
+
+class Logprobs(Struct, frozen=True):
+    """of: the run's slot, the base (adapter off), or the reference that the slot was opened with. Temperature as in
+    sampling.
+    """
+
+    of: LogprobsOf
     batch: Batch
     temperature: float = 1.0
 

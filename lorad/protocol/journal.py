@@ -49,6 +49,18 @@ class Record(Struct, frozen=True):
     crc: int = 0
 
 
+class Reference(Struct, frozen=True):
+    """What the KL penalty of a run is measured against, where that is an adapter. name: as the spec says it; sha256: of
+    its tensors. directory: of the run's own copy. bases: of the run that made it, see `Params`. attested: the verdict.
+    """
+
+    name: str
+    sha256: str
+    directory: str = ""
+    bases: list[dict[str, Any]] = []
+    attested: str = ""
+
+
 class Attempt(Struct, frozen=True):
     """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows.
 
@@ -70,6 +82,7 @@ class Attempt(Struct, frozen=True):
     engine: str = ""
     sizes: dict[str, int] = {}
     inputs: dict[str, Input] = {}
+    reference: Reference | None = None
 
 
 class VersionFact(Struct, frozen=True):

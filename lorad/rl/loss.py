@@ -6,7 +6,7 @@
   A for all tokens of a sample: GRPO (Shao et al., 2024, arXiv 2402.03300). Two clip bounds: DAPO (arXiv 2503.14476).
 - mu_t = exp(old - sampler), truncated at `cap` and never differentiated: truncated importance sampling for the gap
   between trainer and engine (Ionides, 2008; Yao et al., 2025). It does not weigh the KL term.
-- KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020) of KL(policy || reference).
+- KL_t: one of Schulman's estimators ("Approximating KL divergence", 2020) of KL(policy || reference): `kl_estimate`.
 - w_t: 1 for level "token"; 1 / length of its sample for level "sequence".
 
 What is minimised is sum_t loss_t / normaliser. Left out: value functions, entropy bonus, sequence-level ratios (GSPO).
@@ -14,6 +14,7 @@ What is minimised is sum_t loss_t / normaliser. Left out: value functions, entro
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lorad.protocol.batch import LossStats, PolicyLoss
+
+FAR = 3.0
+"""Nats below the reference from which on k3 is linear: a token pulls as much as 1 - exp(3) = -19 at most."""
 
 
 class TokenTargets(NamedTuple):
@@ -84,13 +88,21 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "
     (unbiased, >= 0). Differentiated as it stands, as GRPO does: d(k1) = d(logprob), zero in the mean, so k1 is a
     statistic and no penalty; d(k2) = d * d(logprob), the gradient of the reverse KL; d(k3) = (1 - exp(-d)) *
     d(logprob), that of the forward KL (Tang & Munos, 2025, arXiv 2506.09477).
+
+    k3 is exact for d >= -FAR. Below, where exp(-d) would let one token outweigh all others, it goes on along its
+    tangent: k3(-FAR) + (1 - exp(FAR)) * (d + FAR). Its slope there is the steepest one there is, and never zero: the
+    pull back stays, which a clamp of the value, as in verl and SkyRL, takes away just where the policy is far off. So
+    does Huber (1964) with a square; here it is the gradient's importance weight exp(-d) that is truncated at exp(FAR).
     """
     difference = logprobs - reference
     if kind == "k1":
         return difference
     if kind == "k2":
         return difference.square() / 2
-    return torch.exp(-difference) + difference - 1
+    near = difference.clamp(min=-FAR)  # finite everywhere, also where it is not chosen
+    exact = torch.exp(-near) + near - 1
+    tangent = math.exp(FAR) - FAR - 1 + (1 - math.exp(FAR)) * (difference + FAR)
+    return torch.where(difference < -FAR, tangent, exact)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:

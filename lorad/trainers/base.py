@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.errors import NotFound
+from lorad.errors import Conflict, NotFound
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 
 LoraType = Literal["lora", "canonical_lora"]
@@ -50,6 +50,9 @@ class Optimizer(Struct, frozen=True):
 class SlotSpec(Struct, frozen=True):
     """How a slot begins. `init` is of A; B is zero. `source`: a PEFT directory whose tensors replace the init.
 
+    frozen: it holds weights alone, a quarter of the memory. It gives log-probabilities and can be exported; training,
+    saving or loading it raises Conflict.
+
     lora_type: `canonical_lora` gives every linear an A of its own; `lora` is Megatron's, where q, k and v share one,
     and gate and up. Trainers without fused linears have the first in either case.
     """
@@ -62,6 +65,7 @@ class SlotSpec(Struct, frozen=True):
     source: Path | None = None
     tokens_per_microbatch: int = 16384
     activation_checkpointing: bool = False
+    frozen: bool = False
 
 
 class SlotInfo(Struct, frozen=True):
@@ -70,7 +74,7 @@ class SlotInfo(Struct, frozen=True):
     slot: str
     parameters: int
     tensors: int
-    bytes: int  # weights, gradients and Adam state
+    bytes: int  # weights, gradients and Adam state; of a frozen one, weights
 
 
 class TrainerHealth(Struct, frozen=True):
@@ -226,6 +230,12 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
             raise ValueError(f"the normaliser is {item.normaliser}, not a positive number")
         if item.loss.kl_coef and item.targets.reference_logprobs is None:
             raise ValueError("a KL coefficient needs the reference's log-probabilities")
+
+
+def refuse_frozen(slot: str, spec: SlotSpec) -> None:
+    """Raises Conflict for a slot that is never trained."""
+    if spec.frozen:
+        raise Conflict(f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train.")
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:

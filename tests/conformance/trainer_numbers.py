@@ -19,6 +19,7 @@ from tests.conformance.trainer_kit import (
     open_trained,
     spec_for,
     targets_for,
+    train,
 )
 
 
@@ -42,6 +43,22 @@ class Numbers(TrainerCase):
         found = await trainer.logprobs(Policy("a"), random_batch(5))
         np.testing.assert_allclose(found, expected, atol=1e-4)
         assert np.abs(found - await trainer.logprobs(BASE, random_batch(5))).max() > 0.01
+
+    async def test_a_frozen_slot_has_the_logprobs_of_peft_while_another_one_trains(
+        self, trainer: Trainer, base: Path, tmp_path: Path
+    ) -> None:
+        await open_trained(trainer, "a")
+        exported = await trainer.export("a")
+        write_peft(exported, tmp_path, str(base))
+        info = await trainer.open("reference", spec_for(trainer, source=tmp_path, frozen=True))
+        batch = random_batch(5)
+        before = await trainer.logprobs(Policy("reference"), batch)
+        await train(trainer, "a", range(7, 9))
+        expected = reference_logprobs(reference_model(base, tmp_path), batch).detach().numpy()
+        np.testing.assert_allclose(before, expected, atol=1e-4)
+        assert self.same(trainer, await trainer.logprobs(Policy("reference"), batch), before)
+        assert (await trainer.export("reference")).digest() == exported.digest() != (await trainer.export("a")).digest()
+        assert info.bytes == 4 * info.parameters
 
     async def test_amplified_is_as_with_a_larger_alpha(self, trainer: Trainer, tmp_path: Path) -> None:
         await open_trained(trainer, "a", dropout=0.1)

@@ -120,6 +120,27 @@ class Slots(TrainerCase):
             with pytest.raises(NotFound):
                 await call()
 
+    async def test_a_frozen_slot_is_never_trained(self, trainer: Trainer, tmp_path: Path) -> None:
+        for slot, frozen in (("frozen", True), ("a", False), ("alone", False)):
+            await trainer.open(slot, spec_for(trainer, frozen=frozen))
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: trainer.discard_grads("frozen"),
+            lambda: trainer.optim_step("frozen", 1e-2, 1.0),
+            lambda: accumulate(trainer, "frozen", random_batch(0)),
+            lambda: trainer.save("frozen", tmp_path),
+            lambda: trainer.load("frozen", tmp_path),
+        ]
+        for call in calls:
+            with pytest.raises(Conflict, match="frozen"):
+                await call()
+        for slot in ("a", "alone"):
+            await accumulate(trainer, slot, random_batch(1))
+            if slot == "a":  # its gradients are not lost meanwhile
+                await trainer.logprobs(Policy("frozen"), random_batch(2))
+            await trainer.optim_step(slot, 1e-2, 1.0)
+        await trainer.close("frozen")
+        assert self.same(trainer, flat(await trainer.export("a")), flat(await trainer.export("alone")))
+
     async def test_a_malformed_call_adds_no_gradient(self, trainer: Trainer) -> None:
         await open_trained(trainer, "a")
         batch = random_batch(5)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
+from lorad.daemon import reference
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import bases_of
 from lorad.daemon.belongings import own_directory
@@ -24,6 +25,7 @@ from lorad.daemon.limits import refuse_priority
 from lorad.daemon.making import create, make_directory, refuse_used
 from lorad.daemon.on_behalf import in_thread, on_behalf
 from lorad.daemon.preflight import preflight
+from lorad.daemon.reference import Begins, Staged
 from lorad.daemon.request import Call
 from lorad.daemon.versions import await_files, find_version, has_files, in_hand
 from lorad.daemon.views import run_view, spec_at
@@ -68,14 +70,18 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     asked, text = asked_before(ctx, parent), spec_text(parent)
     with in_hand(ctx, version):
         staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))
+    kl: Staged | None = None
     try:
-        request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged)
+        begins = Begins(staged, parent, asked.reference if inherits(body, spec) else None)
+        kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
+        request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
         refuse_used(ctx, spec)
-        row = settled(ctx, call, spec, request, (start, staged, text))
+        row = settled(ctx, call, spec, request, (start, staged, text), kl)
     finally:
         discard(staged)
+        reference.clear(kl)
     ctx.waker.poke()
-    return run_view(row)
+    return run_view(row) | {"warnings": request.facts["warnings"]}
 
 
 def begun(ctx: Context, parent: Row, version: Row, fresh: bool) -> Start:
@@ -182,6 +188,12 @@ def copied(source: Path, target: Path, owner: User | None, reader: User | None) 
     files_into(source, target, names, owner, reader)
 
 
+def inherits(body: Body, spec: Spec) -> bool:
+    """Whether the parent's spec names what KL is measured against: `start` is each run's own."""
+    said = any(overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides)
+    return spec.algorithm.kl.reference not in (None, "start") and not said
+
+
 def asked_before(ctx: Context, parent: Row) -> Request:
     """Read before anything is awaited: the parent may be removed meanwhile. Raises NotFound."""
     try:
@@ -191,12 +203,14 @@ def asked_before(ctx: Context, parent: Row) -> Request:
 
 
 async def looked_at(
-    ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path
+    ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
     """How the fork is asked for, after the look that a new run gets: as if it began with the weights alone, which are
     checked by that. Raises SpecError."""
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
-    facts = await preflight(ctx, weights, asked.cwd, uid)
+    facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
+    reference.refuse_other_model(kl, facts["model_path"])
+    asked = replace(asked, reference=kl and kl.reference)
     if body.fresh:
         own = RunDir(ctx.runs_root / str(spec.name)).origin
         spec = replace(spec, lora=replace(spec.lora, adapter_path=str(own)))
@@ -210,7 +224,9 @@ def spec_text(run: Row) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def settled(ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str]) -> Row:
+def settled(
+    ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
+) -> Row:
     """The run, with its origin in its directory before it exists. Never awaits. Raises StorageError."""
     start, staged, text = origin
     directory = make_directory(ctx, spec, text, request)
@@ -221,6 +237,7 @@ def settled(ctx: Context, call: Call, spec: Spec, request: Request, origin: tupl
         fsync(directory)
     except OSError as error:
         raise Conflict(f"{own} cannot be made: {error.strerror}", hint="Choose another name.") from error
+    reference.settle(kl, directory)
     with ctx.store.write():
         row = create(ctx, spec, directory, call.caller, request.facts["warnings"])
         runs.set_fields(ctx.store, row["name"], origin=start.origin)

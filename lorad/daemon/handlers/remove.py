@@ -78,4 +78,5 @@ def is_half_made(path: Path) -> bool:
     if path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink() or not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
-    return bool(names) and names <= {"spec.yaml", "spec.json", "request.json", "request.json.tmp", "origin"}
+    asked = {"spec.yaml", "spec.json", "request.json", "request.json.tmp", "origin", "reference"}
+    return bool(names) and names <= asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     another one came first), SpecError (an override that does not fit).
     """
     body, run = call.json(Body), runs.get(ctx.store, call.run)
-    if not RunState(run["state"]).is_over:
-        raise Conflict(f"run {call.run} is {run['state']}", hint="Only a paused or ended run can be resumed.")
-    if run["reason"] == EndReason.IMPORTED:
-        hint = f"Train it on with `lorad fork {call.run} --fresh data.train=…`, or with lora.adapter_path in a spec."
-        raise Conflict(f"{call.run} was imported and never trained here, so there is nothing to resume", hint=hint)
+    refuse_live_or_imported(run)
     before, present = spec_of(run), checkpoints(ctx.store, call.run)
     chosen = choose(run, present, body.step)
     spec = changed(before, body.overrides)
@@ -58,16 +55,18 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     if chosen:
         spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen["attempt"])))
     steps, done = total(body, run, before), chosen["step"] if chosen else 0
+    spec = on_schedule(spec, before, run["steps"], steps)
     if steps < done or (steps == done and run["reason"] == EndReason.COMPLETED):
         hint = f"Give more, as in `lorad resume {call.run} --steps {done + run['steps']}`, or --from an earlier step."
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
         await on_behalf(ctx, run["owner_uid"], check, call.run, chosen, present)
+    refuse_standstill(spec, done, steps)
     changed_inputs = await on_behalf(ctx, run["owner_uid"], changes, inputs_of(ctx, run))
     columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
     request = None
     if body.overrides or spec != before:
-        request = await respecified(ctx, run, spec, body.overrides)
+        request = await respecified(ctx, run, spec, body.overrides, steps)
         columns |= {"spec": to_json(spec).decode(), "priority": spec.resources.priority}
     with ctx.store.write():
         refuse_late(ctx, run)
@@ -76,7 +75,18 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         if request:
             keep(ctx, run, request)
     ctx.waker.poke()
-    return run_view(runs.get(ctx.store, call.run)) | {"changed_inputs": changed_inputs}
+    warnings = request.facts["warnings"] if request else []
+    return run_view(runs.get(ctx.store, call.run)) | {"warnings": warnings, "changed_inputs": changed_inputs}
+
+
+def refuse_live_or_imported(run: Row) -> None:
+    """Raises Conflict."""
+    name = run["name"]
+    if not RunState(run["state"]).is_over:
+        raise Conflict(f"run {name} is {run['state']}", hint="Only a paused or ended run can be resumed.")
+    if run["reason"] == EndReason.IMPORTED:
+        hint = f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
+        raise Conflict(f"{name} was imported and never trained here, so there is nothing to resume", hint=hint)
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
@@ -110,6 +120,30 @@ def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
     return replace(spec, lora=replace(spec.lora, type="canonical_lora"))
 
 
+def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
+    """With the horizon that linear or cosine had: another number of steps does not stretch it, so that the rate does
+    not jump. Who wants that says trainer.schedule_steps.
+    """
+    trainer = spec.trainer
+    is_kept = trainer.schedule != "constant" and trainer.schedule == before.trainer.schedule
+    if not is_kept or trainer.schedule_steps is not None or steps == horizon:
+        return spec
+    return replace(spec, trainer=replace(trainer, schedule_steps=horizon))
+
+
+def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
+    """Raises SpecError when the rate has come down to 0, so that further steps would change nothing."""
+    trainer = spec.trainer
+    if trainer.schedule == "constant" or trainer.min_lr or not trainer.lr or done < (trainer.schedule_steps or steps):
+        return
+    raise SpecError(
+        f"trainer.schedule: {trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
+        f"steps {done + 1} to {steps} would change nothing",
+        hint=f"Choose one: trainer.min_lr={trainer.lr / 10:g} stays there; trainer.schedule_steps={steps} stretches "
+        f"{trainer.schedule}, and the rate jumps up; trainer.schedule=constant goes back to trainer.lr.",
+    )
+
+
 def total(body: Body, run: Row, before: Spec) -> int:
     """The steps that the run is to make in all: as asked for now, else as before. Raises SpecError for two numbers."""
     asked = asked_steps(before, body.overrides)
@@ -125,10 +159,12 @@ def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
     return steps if override(other, overrides).trainer.steps == steps else None
 
 
-async def respecified(ctx: Context, run: Row, spec: Spec, overrides: Sequence[str]) -> Request:
+async def respecified(ctx: Context, run: Row, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
     """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
     request = request_of(run)
-    facts = await preflight(ctx, spec, request.cwd, run["owner_uid"])
+    reference = None if request.reference is None else run_dir(run).reference
+    wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
+    facts = await preflight(ctx, wanted, request.cwd, run["owner_uid"], reference)
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
 
 
@@ -144,8 +180,11 @@ def refuse_late(ctx: Context, run: Row) -> None:
 
 def keep(ctx: Context, run: Row, request: Request) -> None:
     write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
+    sql = "SELECT data FROM events WHERE run = ? AND kind = 'warning'"
+    told = {json.loads(row["data"]).get("message") for row in ctx.store.rows(sql, (run["name"],))}
     for warning in request.facts["warnings"]:
-        events.append(ctx.store, run["name"], "warning", {"message": warning})
+        if warning not in told:
+            events.append(ctx.store, run["name"], "warning", {"message": warning})
 
 
 def choose(run: Row, present: list[Row], step: int | None) -> Row | None:

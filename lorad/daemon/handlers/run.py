@@ -14,6 +14,7 @@ from lorad.daemon.limits import refuse_priority
 from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
 from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.preflight import preflight
+from lorad.daemon.reference import clear, refuse_other_model, settle, staged
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
 from lorad.spec_text import load_task
@@ -30,7 +31,9 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
-    """Raises SpecError, Conflict (the name is in use), StorageError; then nothing was made."""
+    """Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged` raises; then
+    nothing was made.
+    """
     body = call.json(Body)
     overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
     spec = await in_thread(ctx, call.caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
@@ -38,11 +41,18 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     spec = msgspec.structs.replace(spec, name=spec.name or fresh_name(ctx))
     refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
-    facts = await preflight(ctx, spec, body.cwd, call.caller.uid)
-    model = facts["model_path"], facts["model_dtype"], facts["parameters"]
-    request = Request(body.cwd, body.source, body.overrides, *model, facts)
-    refuse_used(ctx, spec)
-    directory = make_directory(ctx, spec, body.spec, request)
-    row = create(ctx, spec, directory, call.caller, facts["warnings"])
+    reference = await staged(ctx, call.caller, spec, body.cwd)
+    try:
+        facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
+        refuse_other_model(reference, facts["model_path"])
+        model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+        told = reference and reference.reference
+        request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=told)
+        refuse_used(ctx, spec)
+        directory = make_directory(ctx, spec, body.spec, request)
+        settle(reference, directory)
+        row = create(ctx, spec, directory, call.caller, facts["warnings"])
+    finally:
+        clear(reference)
     ctx.waker.poke()
     return run_view(row)

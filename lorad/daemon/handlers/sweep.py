@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +20,11 @@ from lorad.daemon.making import anchored, create, fresh_name, make_directory, re
 from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.pool import setup_for
 from lorad.daemon.preflight import preflight
+from lorad.daemon.reference import Staged, clear, refuse_other_model, settle, staged
 from lorad.daemon.request import Call
 from lorad.daemon.sweeps import Wish, halving_of
 from lorad.errors import LoradError
+from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.spec_text import load_task
 from lorad.specs import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
 from lorad.store import runs, sweeps
@@ -55,18 +59,25 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
     refuse(ctx, name, points)
     refuse_priority(ctx, call.caller, *(point.spec for point in points))
-    facts = await looked_at(ctx, points, body.cwd, call.caller.uid)
-    refuse(ctx, name, points)
-    told = split_pools(ctx, points, facts, list(axes))
-    requests = [request_for(body, point, fact) for point, fact in zip(points, facts, strict=True)]
-    directories = [
-        make_directory(ctx, point.spec, body.spec, request) for point, request in zip(points, requests, strict=True)
-    ]
-    with ctx.store.write():
-        sweeps.create(ctx.store, name, owner=call.caller.name, owner_uid=call.caller.uid, grid=axes, halving=halving)
-        for point, directory, fact in zip(points, directories, facts, strict=True):
-            create(ctx, point.spec, directory, call.caller, fact["warnings"])
-            runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
+    references: list[Staged | None] = []
+    try:
+        for point in points:
+            with blaming(point):
+                references.append(await staged(ctx, call.caller, point.spec, body.cwd))
+        facts = await looked_at(ctx, points, references, body.cwd, call.caller.uid)
+        refuse(ctx, name, points)
+        told = split_pools(ctx, points, facts, list(axes))
+        parts = list(zip(points, facts, references, strict=True))
+        directories = [placed(ctx, body, *part) for part in parts]
+        with ctx.store.write():
+            by = call.caller
+            sweeps.create(ctx.store, name, owner=by.name, owner_uid=by.uid, grid=axes, halving=halving)
+            for (point, fact, _), directory in zip(parts, directories, strict=True):
+                create(ctx, point.spec, directory, call.caller, fact["warnings"])
+                runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
+    finally:
+        for reference in references:
+            clear(reference)
     ctx.waker.poke()
     warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact["warnings"])])
     return sweep_view(ctx, sweeps.get(ctx.store, name)) | {"warnings": [*warnings]}
@@ -94,28 +105,42 @@ def refuse(ctx: Context, name: str, points: list[Point]) -> None:
         refuse_used(ctx, point.spec)
 
 
-async def looked_at(ctx: Context, points: list[Point], cwd: str, uid: int) -> list[dict[str, Any]]:
+async def looked_at(
+    ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
+) -> list[dict[str, Any]]:
     """What the preflight finds for each point; one is enough for points that need the same. Raises what it raised."""
-    found: dict[bytes, dict[str, Any]] = {}
-    for point in points:
-        if (key := need(point.spec)) not in found:
-            try:
-                found[key] = await preflight(ctx, point.spec, cwd, uid)
-            except LoradError as error:
-                changed = " ".join(point.overrides)
-                raise type(error)(f"{point.spec.name} ({changed}): {error.message}", hint=error.hint) from None
-    return [found[need(point.spec)] for point in points]
+    found: dict[tuple[bytes, ...], dict[str, Any]] = {}
+    facts = []
+    for point, reference in zip(points, references, strict=True):
+        with blaming(point):
+            refuse_contradictions(point.spec)
+            key = (need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
+            if key not in found:
+                found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
+            refuse_other_model(reference, found[key]["model_path"])
+            facts.append(found[key])
+    return facts
+
+
+@contextlib.contextmanager
+def blaming(point: Point) -> Iterator[None]:
+    """What is raised begins with the point."""
+    try:
+        yield
+    except LoradError as error:
+        changed = " ".join(point.overrides)
+        raise type(error)(f"{point.spec.name} ({changed}): {error.message}", hint=error.hint) from None
 
 
 def need(spec: Spec) -> bytes:
     """What a preflight looks at: all but what only the run itself goes by."""
-    usual = {key: getattr(Trainer(), key) for key in UNSEEN}
+    usual, kl = {key: getattr(Trainer(), key) for key in UNSEEN}, spec.algorithm.kl
     return to_json(
         replace(
             spec,
             name=None,
             seed=0,
-            algorithm=Algorithm(),
+            algorithm=Algorithm(kl=replace(kl, coef=float(kl.coef > 0))),
             trainer=replace(spec.trainer, **usual),
             checkpoint=Checkpoint(),
             resources=Resources(devices=spec.resources.devices),
@@ -124,9 +149,14 @@ def need(spec: Spec) -> bytes:
     )
 
 
-def request_for(body: Body, point: Point, facts: dict[str, Any]) -> Request:
+def placed(ctx: Context, body: Body, point: Point, facts: dict[str, Any], reference: Staged | None) -> Path:
+    """The directory of a run that is to be, with its reference."""
     model = facts["model_path"], facts["model_dtype"], facts["parameters"]
-    return Request(body.cwd, body.source, point.overrides, *model, facts)
+    told = reference and reference.reference
+    request = Request(body.cwd, body.source, point.overrides, *model, facts, reference=told)
+    directory = make_directory(ctx, point.spec, body.spec, request)
+    settle(reference, directory)
+    return directory
 
 
 def split_pools(ctx: Context, points: list[Point], facts: list[dict[str, Any]], keys: list[str]) -> list[str]:

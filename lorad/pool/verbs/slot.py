@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.directory import verify
-from lorad.errors import Conflict
+from lorad.adapters.peft import read_peft
+from lorad.errors import AttestationFailed, Conflict
 from lorad.pool.state import Pool
-from lorad.pool.tenants import Tenant
-from lorad.protocol.calls import Call, Closed, Evict, Nothing, Open, Opened
+from lorad.pool.tenants import Tenant, reference_slot
+from lorad.pool.verbs.versions import attest_reference
+from lorad.protocol.calls import Attestation, Call, Closed, Evict, LoadVersion, Nothing, Open, Opened
 from lorad.trainers.base import Optimizer, SlotInfo, SlotSpec
 
 
@@ -21,10 +25,13 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
     if args.resume_from is not None:
         await asyncio.to_thread(verify, Path(args.resume_from))
     canaries = await pool.attester.canaries(args.canaries, args.canary_tokens, call.run)
+    reference = None if args.reference is None else await _attested(pool, args, args.reference)
     async with pool.phases.with_base(call.run):
         slot = await _slot(pool, call.run, args)
+        if args.reference is not None:
+            slot = await _with_reference(pool, slot, args, args.reference)
     pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
-    return Opened(slot.parameters, slot.tensors, slot.bytes)
+    return Opened(slot.parameters, slot.tensors, slot.bytes, reference)
 
 
 async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
@@ -59,6 +66,40 @@ async def _clear(pool: Pool, call: Call) -> None:
         await pool.trainer.discard_grads(call.run)
         await pool.evict(tenant)
     await pool.files.forget(call.run)
+
+
+async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
+    """By the engine too, where that was started for adapters like it: the engine never has to serve a reference."""
+    config = (await asyncio.to_thread(read_peft, Path(wanted.directory))).config
+    if config.rank > args.rank or not set(config.modules) <= set(args.modules):
+        return Attestation(
+            "inconclusive", "the engine has no room for its rank or modules; the trainer holds its bytes"
+        )
+    return await attest_reference(pool, wanted)
+
+
+async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
+    """The run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After this both are open,
+    or none. Raises AdapterRefused, AttestationFailed.
+    """
+    name, directory = reference_slot(slot.slot), Path(wanted.directory)
+    opened = [slot.slot]
+    try:
+        config = replace((await asyncio.to_thread(read_peft, directory)).config, dropout=args.dropout)
+        spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
+        held = await pool.trainer.open(name, spec)
+        opened.append(name)
+        digest = await asyncio.to_thread((await pool.trainer.export(name)).digest)
+        if digest != wanted.sha256:
+            raise AttestationFailed(
+                f"the trainer holds sha256 {digest} as the reference of {slot.slot}, not {wanted.sha256}",
+                hint=f"{directory} was changed, or the trainer does not keep what it reads. Restore it, then resume.",
+            )
+    except BaseException:
+        for each in opened:
+            await pool.trainer.close(each)
+        raise
+    return replace(slot, bytes=slot.bytes + held.bytes)
 
 
 async def _slot(pool: Pool, run: str, args: Open) -> SlotInfo:

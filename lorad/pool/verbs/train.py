@@ -37,10 +37,10 @@ async def discard_grads(pool: Pool, call: Call, _: Nothing) -> Nothing:
 
 
 async def logprobs(pool: Pool, call: Call, args: Logprobs) -> LogprobsResult:
-    slot = pool.tenant(call).run
+    tenant = pool.tenant(call)
     check(args.batch, pool.vocab_size)
-    policy = Policy(slot if args.of == "slot" else None)
-    with pool.parties.on_slot(slot):
+    policy = Policy() if args.of == "base" else Policy(tenant.run if args.of == "slot" else tenant.reference)
+    with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             return LogprobsResult(await pool.trainer.logprobs(policy, args.batch, args.temperature))
 

@@ -16,7 +16,7 @@ from lorad.pool.loaded import Entry
 from lorad.pool.outcome import Claim
 from lorad.pool.predict import Files
 from lorad.pool.state import Pool
-from lorad.protocol.calls import Call, LetGo, Loaded, LoadVersion, Nothing, Unload
+from lorad.protocol.calls import Attestation, Call, LetGo, Loaded, LoadVersion, Nothing, Unload
 
 CHANGED = "Its files were changed, and nothing was loaded; use another version."
 
@@ -25,6 +25,16 @@ async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
     """Raises AdapterRefused, IntegrityError (the files are not `sha256`), AttestationFailed, Conflict (no room)."""
     entry = await pool.loaded.serve(args.version, args.sha256, lambda: _bring(pool, args), keep=args.keep)
     return Loaded(entry.verdict)
+
+
+async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
+    """The verdict on an adapter that nobody samples from: as of a version that is loaded, which then goes again.
+
+    Raises what `load_version` raises.
+    """
+    entry = await _bring(pool, wanted)
+    await pool.loaded.refuse(entry)
+    return entry.verdict
 
 
 async def let_go(pool: Pool, _: Call, args: LetGo) -> Nothing:

@@ -51,8 +51,9 @@ class Slot:
         self.spec = spec
         self.shapes = _tensor_shapes(base, spec.adapter)
         total = sum(rows * columns for rows, columns in self.shapes.values())
+        others = torch.device("meta") if spec.frozen else base.device  # where vectors take no memory
         self.weights, self.grads, self.exp_avg, self.exp_avg_sq = (
-            torch.zeros(total, dtype=torch.float32, device=base.device) for _ in range(4)
+            torch.zeros(total, dtype=torch.float32, device=device) for device in (base.device, *3 * [others])
         )
         self.step = 0
         self.dropout = dropout_generator(base.device, spec.seed)
@@ -72,7 +73,8 @@ class Slot:
 
     def info(self, name: str) -> SlotInfo:
         size = self.weights.numel()
-        return SlotInfo(slot=name, parameters=size, tensors=len(self.shapes), bytes=4 * size * 4)
+        vectors = 1 if self.spec.frozen else 4
+        return SlotInfo(slot=name, parameters=size, tensors=len(self.shapes), bytes=vectors * size * 4)
 
     def set_weights(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Overwrites every weight; names and shapes are those of `shapes`."""

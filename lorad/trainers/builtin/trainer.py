@@ -25,6 +25,7 @@ from lorad.trainers.base import (
     TrainerCapabilities,
     check_batch,
     check_work,
+    refuse_frozen,
 )
 from lorad.trainers.builtin import passes, state
 from lorad.trainers.builtin.lora import SlotLora
@@ -88,7 +89,7 @@ class BuiltinTrainer(Trainer):
 
     async def _forward_backward(self, work: Sequence[GradientWork]) -> list[LossStats]:
         check_work(work, self._slots, self.capabilities())
-        slots = [self._slots[item.slot] for item in work]
+        slots = [self._trained(item.slot) for item in work]
         budgets = [slot.spec.tokens_per_microbatch for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout)
@@ -102,11 +103,11 @@ class BuiltinTrainer(Trainer):
         return stats
 
     async def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        norm, applied = await self._compute.run(self._slot(slot).optim_step, lr, max_grad_norm)
+        norm, applied = await self._compute.run(self._trained(slot).optim_step, lr, max_grad_norm)
         return StepResult(grad_norm=norm, applied=applied)
 
     async def discard_grads(self, slot: str) -> None:
-        await self._compute.run(self._slot(slot).grads.zero_)
+        await self._compute.run(self._trained(slot).grads.zero_)
 
     async def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         held = None if policy.slot is None else self._slot(policy.slot)
@@ -122,10 +123,10 @@ class BuiltinTrainer(Trainer):
         return await self._compute.run(self._slot(slot).snapshot)
 
     async def save(self, slot: str, directory: Path) -> list[str]:
-        return await self._compute.run(state.save, self._slot(slot), directory, self._model)
+        return await self._compute.run(state.save, self._trained(slot), directory, self._model)
 
     async def load(self, slot: str, directory: Path) -> None:
-        await self._compute.run(state.load, self._slot(slot), directory)
+        await self._compute.run(state.load, self._trained(slot), directory)
 
     async def offload(self) -> None:
         raise Conflict("the builtin trainer cannot offload: its base is shared with the engine")
@@ -141,6 +142,11 @@ class BuiltinTrainer(Trainer):
         if name not in self._slots:
             raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
         return self._slots[name]
+
+    def _trained(self, name: str) -> Slot:
+        slot = self._slot(name)
+        refuse_frozen(name, slot.spec)
+        return slot
 
     def _gradients(
         self, slots: Sequence[Slot], work: Sequence[GradientWork], joined: dict[int, Piece]

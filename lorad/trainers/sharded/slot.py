@@ -25,14 +25,17 @@ HOST = torch.device("cpu")
 
 
 class Slot:
-    """shapes: of this rank's parameters, see `Mounted`. Its vectors are where `device` says."""
+    """shapes: of this rank's parameters, see `Mounted`. Its vectors are where `device` says; all but the weights of a
+    frozen one are on the meta device, where they take no memory.
+    """
 
     def __init__(self, spec: SlotSpec, shapes: Sequence[torch.Size], dp: DataParallel) -> None:
         self.spec, self.shapes, self.dp = spec, list(shapes), dp
         self.size = sum(shape.numel() for shape in shapes)
         padded = -(-self.size // dp.size) * dp.size
-        self.weights, self.grads = torch.zeros(padded), torch.zeros(padded)
-        self.exp_avg, self.exp_avg_sq = (torch.zeros(padded // dp.size) for _ in range(2))
+        others = torch.device("meta") if spec.frozen else HOST
+        self.weights, self.grads = torch.zeros(padded), torch.zeros(padded, device=others)
+        self.exp_avg, self.exp_avg_sq = (torch.zeros(padded // dp.size, device=others) for _ in range(2))
         self.step = 0
         self.seed, self.draws = spec.seed, 0
 
@@ -46,6 +49,8 @@ class Slot:
             return
         for name in VECTORS:
             there = getattr(self, name)
+            if there.is_meta:
+                continue
             here = torch.empty(there.shape, device=device, pin_memory=device.type == "cpu" and there.is_cuda)
             setattr(self, name, here.copy_(there))
 
@@ -58,7 +63,7 @@ class Slot:
         """Parameters of fp32 share memory with the slot, others are filled from it."""
         for parameter, weight, grad in zip(parameters, self.views(self.weights), self.views(self.grads), strict=True):
             if parameter.dtype == torch.float32:
-                parameter.data, parameter.grad = weight, grad
+                parameter.data, parameter.grad = weight, None if grad.is_meta else grad
             else:
                 parameter.data.copy_(weight)
                 parameter.grad = None

@@ -34,6 +34,7 @@ from lorad.trainers.base import (
     TrainerCapabilities,
     check_batch,
     check_work,
+    refuse_frozen,
 )
 from lorad.trainers.checkpoint import MOMENTS
 from lorad.trainers.init import initial_a
@@ -107,14 +108,16 @@ class RankTrainer:
         made.fill(made.weights, parts)
         self._slots[slot] = made
         size = sum(rows * columns for rows, columns in wanted.values())
-        return SlotInfo(slot=slot, parameters=size, tensors=len(wanted), bytes=4 * size * 4)
+        vectors = 1 if spec.frozen else 4
+        return SlotInfo(slot=slot, parameters=size, tensors=len(wanted), bytes=vectors * size * 4)
 
     def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> LossStats:
         work = GradientWork(slot, batch, targets, loss, normaliser)
         check_work([work], self._slots, self.capabilities())
-        held, mounted = self._slots[slot], self._put_in(self._slots[slot])
+        held = self._trained(slot)
+        mounted = self._put_in(held)
         losses = Losses(work, self._body.device)
         for number, row in enumerate(self._rows(batch, held.spec.tokens_per_microbatch)):
             if held.spec.adapter.dropout:
@@ -125,14 +128,14 @@ class RankTrainer:
         return over_ranks(losses.stats, self._body.dp, self._body.device)
 
     def optim_step(self, slot: str, lr: float, max_grad_norm: float) -> StepResult:
-        held = self._slot(slot)
+        held = self._trained(slot)
         mounted = self._put_in(held)
         norm, applied = held.optim_step(lr, max_grad_norm)
         held.bind(mounted.parameters)
         return StepResult(grad_norm=norm, applied=applied)
 
     def discard_grads(self, slot: str) -> None:
-        self._slot(slot).grads.zero_()
+        self._trained(slot).grads.zero_()
 
     def logprobs(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> np.ndarray:
         held = None if policy.slot is None else self._slot(policy.slot)
@@ -177,7 +180,7 @@ class RankTrainer:
         return self._adapter(held, self._put_in(held))
 
     def save(self, slot: str, directory: Path) -> list[str]:
-        held = self._slot(slot)
+        held = self._trained(slot)
         mounted = self._put_in(held)
         adapter = self._adapter(held, mounted)
         moments = {name: _arrays(mounted.gather(held.whole(getattr(held, name)))) for name in MOMENTS}
@@ -186,7 +189,7 @@ class RankTrainer:
         return checkpoint.write(directory, adapter, moments, held.step, held.rng(), self._model)
 
     def load(self, slot: str, directory: Path) -> None:
-        held = self._slot(slot)
+        held = self._trained(slot)
         wanted = expected_shapes(held.spec.adapter, self._body.shapes)
         saved = self._together(lambda: checkpoint.read(directory, held.spec.adapter, wanted))
         mounted = self._put_in(held)
@@ -217,6 +220,11 @@ class RankTrainer:
         if name not in self._slots:
             raise NotFound(f"no slot {name} is open", hint=f"open slots: {', '.join(sorted(self._slots)) or 'none'}")
         return self._slots[name]
+
+    def _trained(self, name: str) -> Slot:
+        slot = self._slot(name)
+        refuse_frozen(name, slot.spec)
+        return slot
 
     def _mount(self, key: MountKey) -> Mounted:
         """Modules for adapters of this kind, with nobody's numbers in them."""
