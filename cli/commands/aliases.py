@@ -47,6 +47,8 @@ def aliases(
         ]
         columns = ("alias", "version", "sha256", "attested", "by", "age")
         print_table(columns, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        for a in (a for a in found if a.get("previous")):
+            note(f"{a['previous']} is kept: `lorad swap {a['alias']} --rollback` goes back to it.")
     else:
         moves = [
             ("(removed)" if m["version"] is None else f"{m['run']}@{m['version']}", m["by"], age(m["at"]))

@@ -25,5 +25,7 @@ def gc(
         return
     rows = [(item["run"], size(item["bytes"]), item["why"], item["path"]) for item in answer["deleted"]]
     print_table(("run", "size", "why", "path"), rows, empty="There is nothing to delete.")
+    for held in answer.get("kept", ()):
+        note(f"{held['version']} is kept: `lorad swap {held['alias']} --rollback` goes back to it.")
     if rows:
         note(f"{size(answer['bytes'])} {'would be' if dry_run else 'are'} free.")

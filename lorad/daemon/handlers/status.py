@@ -13,10 +13,11 @@ from lorad.daemon.context import Context
 from lorad.daemon.gateway import gateway_socket
 from lorad.daemon.request import Call
 
-TROUBLES = 5  # of what the daemon cannot do now, and tries again
+TROUBLES = 20  # of what the daemon cannot do now, and tries again
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    owner = call.caller.uid if ctx.system and not is_admin(ctx, call.caller) else None
     counts = ctx.store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
     return {
         "pid": os.getpid(),
@@ -26,7 +27,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "started_at": ctx.started_at,
         "gateway": gateway_socket(ctx),
         "runs": {row["state"]: row["runs"] for row in counts},
-        "troubles": [] if ctx.system else list(dict.fromkeys(ctx.troubles.values()))[:TROUBLES],
+        "troubles": ctx.troubles.lines(owner)[:TROUBLES],
         "disk": disk(ctx.runs_root),
         "database": {"schema": ctx.store.schema, "bytes": ctx.home.database.stat().st_size},
     }
