@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -140,12 +141,12 @@ async def test_what_needs_a_broken_file_names_it_and_what_to_do(home: Path, file
 
 
 async def test_a_database_that_was_replaced_is_said(home: Path) -> None:
-    async with reconciling(home) as ctx:
-        (home / "lorad.db").rename(home / "aside.db")
-        (home / "lorad.db").touch()
-        await until(lambda: any("lorad.db was removed or replaced" in line for line in ctx.troubles.lines()))
-        submit(ctx, "a")
-        await until_state(ctx, "a", "ended")
+    async with serving(home) as api:
+        os.rename(home / "lorad.db", home / "aside.db")
+        await until(lambda: len(api.ctx.troubles))
+        assert "lorad.db was removed or replaced" in (await api("status"))["troubles"][0]
+        submit(api.ctx, "a")
+        await until_state(api.ctx, "a", "ended")
 
 
 def test_doctor_list_and_status_say_what_is_broken() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import lorad
 from lorad.daemon.access import is_admin
 from lorad.daemon.context import Context
+from lorad.daemon.distrust import size_of
 from lorad.daemon.gateway import gateway_socket
 from lorad.daemon.request import Call
 
@@ -29,7 +30,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "runs": {row["state"]: row["runs"] for row in counts},
         "troubles": ctx.troubles.lines(owner)[:TROUBLES],
         "disk": disk(ctx.runs_root),
-        "database": {"schema": ctx.store.schema, "bytes": ctx.home.database.stat().st_size},
+        "database": {"schema": ctx.store.schema, "bytes": size_of(ctx.home.database)},
     }
 
 
