@@ -6,13 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from typing import IO
 
 from lorad.cli.systemd import start_by_unit
 from lorad.client import Client
 from lorad.errors import DaemonUnreachable, StorageError
-from lorad.paths import Home
+from lorad.paths import Home, refuse_open
 
 START_SECONDS = 20.0
 
@@ -36,15 +37,38 @@ def start(client: Client, *, system: bool = False) -> None:
     if (owner := home.shared_by) is not None:
         hint = f"User {owner} starts it: `lorad daemon run --system`, or `lorad daemon install --system`."
         raise DaemonUnreachable(f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint)
+    refuse_unusable(home)
+    with output_of(home) as log:
+        before = log.seek(0, os.SEEK_END)
+        process = None if start_by_unit(home) else spawn(home, log, system=system)
+        if await_answer(client, process):
+            return
+        log.seek(before)
+        tail = log.read()[-2000:].decode(errors="replace").strip()
+    raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")
+
+
+def refuse_unusable(home: Home) -> None:
+    """Make the home if need be. Raises StorageError, and NotAllowed where others could write."""
     try:
-        home.daemon_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        home.daemon_log.touch()
+        home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_open(home.root)
+        home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
         hint = "Set LORAD_HOME to a directory that you may write; `lorad doctor` checks it."
         raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
-    with home.daemon_log.open("ab") as log:
-        before = log.tell()
-        process = None if start_by_unit(home) else spawn(home, log, system=system)
+
+
+def output_of(home: Home) -> IO[bytes]:
+    """Where the daemon prints to: the end of its log, or a file without a name where the log cannot be written."""
+    try:
+        return home.daemon_log.open("a+b")
+    except OSError:
+        return tempfile.TemporaryFile()
+
+
+def await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether a daemon answers in time; False at once when the one that was started ends."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -52,13 +76,12 @@ def start(client: Client, *, system: bool = False) -> None:
             if process is not None and pid != process.pid:  # another one was quicker: ours ends when it sees that
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(START_SECONDS)
-            return
+            return True
         except DaemonUnreachable:
             if process is not None and process.poll() not in (None, 0):
-                break
+                return False
             time.sleep(0.02)
-    tail = home.daemon_log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
-    raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")
+    return False
 
 
 def spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:

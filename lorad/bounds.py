@@ -20,6 +20,7 @@ YAML_DEPTH = 32
 YAML_ALIASES = 20
 YAML_DIGITS = 40  # of one number
 OVERRIDES = 256
+OVERRIDE_CHARACTERS = 64 * KIB  # of one
 
 # Aliases of one user
 ALIASES = 1024

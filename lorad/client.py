@@ -223,7 +223,8 @@ class Client:
         return self._http.post(f"{_path(run)}/verify", {})
 
     def gc(self, *, dry_run: bool = False) -> Json:
-        """Delete files that nothing can ask for: {deleted: [{run, path, bytes, why}], bytes, dry_run}."""
+        """Delete files that nothing can ask for: {deleted: [{run, path, bytes, why}], bytes, dry_run,
+        kept: [{alias, version}] (what an alias goes back to)}."""
         return self._http.post("/v1/gc", {"dry_run": dry_run})
 
     def serve(self, model: str, adapters: Items, *, cwd: str, overrides: Strings) -> Json:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
+import pwd
 import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from lorad.errors import NotAllowed
 
 SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
@@ -60,6 +64,32 @@ def _runtime_directory() -> Path:
     if there.st_uid != os.getuid() or not stat.S_ISDIR(there.st_mode) or there.st_mode & 0o077:
         raise PermissionError(f"{directory} must be a directory that belongs to you and is 0700")
     return directory
+
+
+def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
+    """Raises NotAllowed for a directory that other users may write to: they could put their own files in place of
+    lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there already."""
+    there = directory.stat()
+    wrong = ""
+    if there.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+        wrong = f"belongs to user {there.st_uid}"
+    elif there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not is_own_group(there.st_gid)):
+        wrong = "" if shared_place and there.st_mode & stat.S_ISVTX else "may be written to by other users"
+    if wrong:
+        raise NotAllowed(
+            f"{directory} {wrong} (mode {stat.S_IMODE(there.st_mode):04o})",
+            hint=f"Use a directory of your own in it, as {directory / 'lorad'}; or, if nobody else needs to write "
+            f"there, `chmod go-w {directory}`. Its mode was not changed.",
+        )
+
+
+def is_own_group(gid: int) -> bool:
+    """Whether it is the group of this user alone, as many systems make one for each user."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from lorad.bounds import OVERRIDES, YAML_DEPTH
+from lorad.bounds import OVERRIDE_CHARACTERS, OVERRIDES, YAML_DEPTH
 from lorad.errors import SpecError
 from lorad.spec_secrets import refuse_secret_text, refuse_secrets
 from lorad.specs import Spec, convert
-from lorad.yaml_text import compose, lines, plain
+from lorad.yaml_text import compose, lines, plain, refuse_large
 
 
 def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
@@ -50,8 +51,10 @@ def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
     return _read(text, source)[0]
 
 
+@lru_cache(maxsize=4)  # all points of a sweep are of one text
 def _read(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
     """The mapping, and where each key stands."""
+    refuse_large(text, source)
     refuse_secret_text(text, source)
     node = compose(text, source)
     data = (None if node is None else plain(node, source)) or {}
@@ -70,7 +73,7 @@ def override(spec: Spec, overrides: Sequence[str]) -> Spec:
 def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], source: str) -> Spec:
     """origins: where each key of `data` stands."""
     data = assigned(data, overrides)
-    origins |= {overridden(text): f"override {text}" for text in overrides}
+    origins = origins | {overridden(text): f"override {text}" for text in overrides}
     try:
         return convert(data)
     except SpecError as error:
@@ -88,6 +91,13 @@ def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
         refuse_secrets({key: value}, {}, "override")
         data = _set(data, key.split("."), value, text)
     return data
+
+
+def refuse_long(override: str) -> None:
+    """Raises SpecError."""
+    if len(override) > OVERRIDE_CHARACTERS:
+        told = f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
+        raise SpecError(told, hint="Put what is long into the spec.")
 
 
 def overridden(text: str) -> str:
@@ -127,6 +137,7 @@ _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
 
 
 def _split(override: str) -> tuple[str, Any]:
+    refuse_long(override)
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts) or len(parts) > YAML_DEPTH:

@@ -58,13 +58,18 @@ for _tag, _pattern, _first in (
 
 def compose(text: str, source: str) -> Node | None:
     """The nodes of a text; None of an empty one. Raises SpecError beginning with `source:line:`."""
-    if len(text) > SPEC_BYTES or len(text.encode("utf-8", "surrogatepass")) > SPEC_BYTES:
-        raise SpecError(f"{source}: larger than {SPEC_BYTES >> 20} MiB", hint=_PAGE)
+    refuse_large(text, source)
     try:
         node: Node | None = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
         raise _not_yaml(error, source) from None
     return node
+
+
+def refuse_large(text: str, source: str) -> None:
+    """Raises SpecError."""
+    if len(text) > SPEC_BYTES or len(text.encode("utf-8", "surrogatepass")) > SPEC_BYTES:
+        raise SpecError(f"{source}: larger than {SPEC_BYTES >> 20} MiB", hint=_PAGE)
 
 
 def plain(node: Node, source: str) -> Any:

@@ -90,7 +90,7 @@ class Table(Processes):
     def collect(self) -> None:
         pass
 
-    def end(self, root: Path, **how: int) -> None:
+    def end(self, root: Path, **how: Any) -> None:
         self.lives[root] = replace(self.lives[root], phase="exited", **how)
 
 

@@ -15,6 +15,7 @@ from lorad.bounds import FOREIGN_ALIASES
 from lorad.daemon import reconcile
 from lorad.daemon.handlers.swap import move, refuse_many
 from lorad.daemon.request import Caller
+from lorad.daemon.table import keep_table
 from lorad.errors import AttestationFailed, Conflict, IntegrityError, LoradError, NotFound, SpecError
 from lorad.store import events, runs
 from lorad.store.versions import get_version
@@ -137,7 +138,8 @@ async def test_the_gateways_table_is_right_when_a_swap_returns(home: Path, monke
     async with serving(home) as api:
         finished(api.ctx)
         with monkeypatch.context() as patch:
-            patch.setattr(reconcile, "keep_table", lambda ctx: None)  # who would write it a moment later
+            verbs = tuple(verb for verb in reconcile.PASS if verb is not keep_table)  # it would write it a moment later
+            patch.setattr(reconcile, "PASS", verbs)
             await api("pin", "a@1001")
             await api("swap", "bot", "a@1002")
             told = table(home)
@@ -194,7 +196,7 @@ async def test_pins_go_before_aliases_where_there_is_room_for_few(home: Path) ->
         await api("serving", "a")  # the pool is up
         for number in (1001, 1002, 1003):
             await api("pin", f"a@{number}")
-        await until(lambda: "hold tiny-1 a@1003" in api.ctx.troubles)
+        await until(lambda: "a@1003" in api.ctx.pools["tiny-1"].told)
         await until(lambda: kept(api) == ["a@1001", "a@1002"])
         assert "a@1003 is pinned, but pool tiny-1" in (await api("show", "a"))["warnings"][0]
         await api("unpin", "a@1001")

@@ -80,6 +80,59 @@ def test_a_log_is_read_from_the_end_and_cuts_no_character(tmp_path: Path) -> Non
     assert read_log(tmp_path / "log", 1, 2) == {"text": "é", "offset": 3, "size": 9}
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o711])
+async def test_the_mode_of_a_home_is_left_as_it_is(home: Path, mode: int) -> None:
+    os.chmod(home, mode)
+    async with serving(home) as api:
+        assert mode_of(home) == mode
+        for name in ("runs", "pools", "logs", "lorad.db", "journal.jsonl", "lorad.sock"):
+            assert not mode_of(api.ctx.home.root / name) & 0o077, name
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o702])
+def test_a_home_that_others_can_write_to_is_refused(home: Path, mode: int) -> None:
+    home.chmod(mode)
+    done = subprocess.run([sys.executable, "-m", "lorad.daemon"], capture_output=True, text=True)
+    assert done.returncode == NotAllowed.exit_code
+    assert str(home) in done.stderr and f"chmod go-w {home}" in done.stderr
+    assert mode_of(home) == mode
+
+
+async def test_a_storage_that_others_can_replace_is_refused(home: Path, tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o777)
+    with pytest.raises(NotAllowed, match="may be written to by other users"):
+        async with serving(home, storage=tmp_path):
+            pass
+    os.chmod(tmp_path, 0o1777)  # as scratch directories are: nobody can replace what is there
+    async with serving(home, storage=tmp_path):
+        assert mode_of(tmp_path) == 0o1777
+
+
+def test_a_daemon_without_its_log_starts_and_says_so(home: Path) -> None:
+    (home / "logs" / "daemon.log").mkdir(parents=True)
+    process = start(home)
+    answers(home)
+    deadline = time.monotonic() + 60
+    while not (troubles := Client(Home(home)).status()["troubles"]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "daemon.log: Is a directory" in troubles[0]
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("file", ["lorad.db", "journal.jsonl", "daemon.lock", "config.yaml"])
+def test_a_daemon_without_what_is_its_own_says_what_to_do(home: Path, file: str) -> None:
+    (home / file).mkdir()
+    done = subprocess.run([sys.executable, "-m", "lorad.daemon"], capture_output=True, text=True)
+    assert done.returncode and f"{home / file}: " in done.stderr and "Traceback" not in done.stderr
+    hints = {"lorad.db": "doctor --repair", "journal.jsonl": "Move it aside", "daemon.lock": "", "config.yaml": "YAML"}
+    assert hints[file] in done.stderr
+
+
 def start(home: Path) -> subprocess.Popen[bytes]:
     quiet = subprocess.DEVNULL
     return subprocess.Popen([sys.executable, "-m", "lorad.daemon"], stdin=quiet, stdout=quiet, stderr=quiet)

@@ -105,7 +105,8 @@ async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted:
 def life(root: Path, number: int, began: float, seconds: float) -> AttemptDir:
     attempt = AttemptDir(root / f"{number:04d}")
     attempt.root.mkdir(parents=True)
-    write_json(attempt.status, {"started_at": began, "ended_at": began + seconds})
+    unknown = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
+    write_json(attempt.status, {**unknown, "boot_id": "", "started_at": began, "ended_at": began + seconds})
     return attempt
 
 

@@ -197,6 +197,40 @@ async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(ho
         assert found["samples"] == found["versions"] == []
 
 
+async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        for version in ("a@1003", "a@1005"):
+            await api("swap", "bot", version)
+        assert (await api("aliases"))[0]["previous"] == "a@1003"
+        assert (await api("gc"))["kept"] == [{"alias": "bot", "version": "a@1003"}]
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1003" not in status.loaded)
+        await budget.look(api.ctx, 1)
+        assert versions(home) == ["001003", "001005", "001006"]
+        assert (await api("swap", "bot", rollback=True))["version"] == 1003
+        await api("swap", "bot", "a@1006")  # from now on it goes back to a@1003, and no more to a@1005
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1005" not in status.loaded)
+        await api("gc")
+        assert versions(home) == ["001003", "001006"]
+
+
+async def test_a_budget_of_one_byte_takes_nothing_that_a_user_named(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        await api("pin", "a@1001")
+        await api("swap", "bot", "a@1003")
+        await api("export", "a@1005", str(home / "exported"))
+        await api("fork", "a@1004", overrides=["name=b"], name=None, steps=None, fresh=False)
+        await api.until("b", "ended")
+        await until(lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001", "a@1003"])
+        await budget.look(api.ctx, 1)
+        assert {"001001", "001003", "001004", "001006"} <= set(versions(home))  # 4 and 6 are of checkpoints
+        assert sorted(path.name for path in (home / "exported").iterdir())
+        assert [checkpoint["step"] for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        assert (home / "runs" / "b" / "origin").is_dir()
+
+
 async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

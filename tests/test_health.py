@@ -18,6 +18,7 @@ from lorad.daemon import health, stacks
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.health import killed_for, put_down
 from lorad.daemon.pulse import Pulse, was_away
+from lorad.daemon.troubles import Item
 from lorad.paths import AttemptDir
 from lorad.protocol.heartbeat import Beat, read_beat
 from lorad.store import runs
@@ -79,7 +80,7 @@ async def test_only_who_is_silent_while_the_daemon_looks_is_put_down(
 ) -> None:
     ctx, attempt = open_context(home), AttemptDir(home)
     put: list[None] = []
-    monkeypatch.setattr(health, "watched", lambda _: [(attempt, "the driver")])
+    monkeypatch.setattr(health, "watched", lambda _: [(attempt, ("the driver", Item("run a")))])
     monkeypatch.setattr(ctx, "spawn", lambda work: put.append(work.close()))
     attempt.heartbeat.write_text('{"at": 1, "progress": 1, "doing": ""}')
     health.heal(ctx)

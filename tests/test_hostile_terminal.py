@@ -79,7 +79,7 @@ def test_the_live_line_shows_hostile_text_as_text() -> None:
     live, terminal = follow.Live(), Console(force_terminal=True, width=200)
     live.update({"name": "a", "state": "queued", "step": 0, "steps": 3, "waiting": POISON}, [], [])
     with terminal.capture() as shown:
-        terminal.print(live._progress.get_renderable())
+        terminal.print(live._live.get_renderable())
     assert "PWNED" in shown.get() and [name for name, raw in HURT.items() if raw in shown.get()] == []
 
 

@@ -17,6 +17,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.targets import match_modules
 from lorad.adapters.validate import expected_shapes
+from lorad.daemon.preflight import answer
 from lorad.driver.memory import available_memory
 from lorad.driver.preflight import Preflight, preflight
 from lorad.errors import SpecError
@@ -232,3 +233,29 @@ def test_a_truncated_weight_file_is_told(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(SpecError, match=r"model\.safetensors is damaged"):
         check(tmp_path, {"model": {"path": str(model)}})
+
+
+LIES = """
+import atexit, os, subprocess
+LIE = b'{"ok": true, "facts": {"model_path": 3, "parameters": "many"}}'
+subprocess.run(["echo", LIE.decode()])
+os.write(1, b"\\n" + LIE + b"\\n")
+atexit.register(os.write, 1, b"\\n" + LIE + b"\\n")
+
+def score(**_):
+    return 0.0
+"""
+
+
+def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(LIES)
+    question = json.dumps({"spec": {"reward": {"name": "rewards.py:score"}}, "cwd": str(tmp_path)})
+    command = [sys.executable, "-m", "lorad.driver.preflight"]
+    done = subprocess.run(command, input=question.encode(), capture_output=True, cwd=ROOT)
+    assert answer(done.stdout, done.stderr)["model_path"] == str(TINY) and b'"many"' not in done.stdout
+
+
+@pytest.mark.parametrize("facts", [{"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}])
+def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
+    with pytest.raises(SpecError, match="fell over"):
+        answer(json.dumps({"ok": True, "facts": facts}).encode(), b"")

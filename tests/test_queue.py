@@ -16,7 +16,7 @@ from lorad.daemon.handlers.devices import handle as list_devices
 from lorad.daemon.holders import keep_leases
 from lorad.daemon.leases import note_path
 from lorad.daemon.place import place_runs
-from lorad.daemon.reconcile import tell_leases
+from lorad.daemon.troubles import Item, guarded
 from lorad.store import runs
 from tests.daemon_world import behave, open_context, reconciling, submit, until, until_state
 from tests.gpu_kit import gpus, leave, note, taken
@@ -120,8 +120,8 @@ def test_a_note_that_cannot_be_written_keeps_nothing_from_its_place(
     gpus(ctx, 1, monkeypatch, tmp_path)
     ctx.notes.wanted["GPU-0"] = "run a"
     monkeypatch.setattr(devices, "LOCKS", tmp_path / "no" / "such")
-    tell_leases(ctx)
-    assert "FileNotFoundError" in ctx.troubles["keep_leases"]
+    guarded(ctx, Item(), keep_leases)
+    assert "No such file or directory" in ctx.troubles.lines()[0]
 
 
 def test_a_broken_off_daemons_notes_are_cleared_by_its_next_life(

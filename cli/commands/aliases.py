@@ -55,6 +55,8 @@ def aliases(
             for a in found
         ]
         print_table(ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        for a in (a for a in found if a.get("previous")):
+            note(f"{a['previous']} is kept: `lorad swap {a['alias']} --rollback` goes back to it.")
     else:
         moves = [
             ("(removed)" if m["version"] is None else f"{m['run']}@{m['version']}", m["by"], age(m["at"]))

@@ -85,7 +85,7 @@ def restart(as_json: AsJson = False) -> None:
         client.shutdown()
         _await_end(client)
     launch(client, system=shared)
-    report(client, as_json)
+    show(client, as_json)
 
 
 @app.command()

@@ -174,6 +174,8 @@ def daemon(home: Home) -> Iterator[Check]:
         return
     schema = status["database"]["schema"]
     yield check("daemon", True, f"pid {status['pid']}, version {status['version']}, schema {schema}")
+    for trouble in status["troubles"]:
+        yield check("trouble", False, trouble, "The daemon tries again every few seconds; everything else continues.")
 
 
 def logout(home: Home) -> Iterator[Check]:

@@ -30,5 +30,7 @@ def gc(
         rows,
         empty="There is nothing to delete.",
     )
+    for held in answer.get("kept", ()):
+        note(f"{held['version']} is kept: `lorad swap {held['alias']} --rollback` goes back to it.")
     if rows:
         note(f"{size(answer['bytes'])} {'would be' if dry_run else 'are'} free.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated, Any
 
 import typer
 
 from lorad.cli.options import AsJson
-from lorad.cli.output import note, print_json, run_table
+from lorad.cli.output import note, print_json, printable, run_table
 from lorad.client import Client
 
 app = typer.Typer(add_completion=False)
@@ -24,6 +25,13 @@ def show(client: Client, runs: list[dict[str, Any]], everything: bool) -> None:
         note(f"{more} older ones: `lorad list --all` shows every run.")
 
 
+def show_troubles(troubles: list[str]) -> None:
+    """One line on stderr, so that nobody who reads the table misses it, and no program that does is disturbed."""
+    if troubles:
+        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        print(printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr)
+
+
 @app.command()
 def list_(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Old ones too.")] = False,
@@ -37,6 +45,7 @@ def list_(
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
         print_json(runs) if as_json else show(client, runs, everything)
+        show_troubles(client.status()["troubles"])
         if not watch:
             return
         time.sleep(2)

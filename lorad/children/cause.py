@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FAULT = re.compile(r"\b\w*(Error|Exception)\b.*:|[Oo]ut of memory|error: ")
+FAULT = re.compile(r"^(?>.*?(?:Error|Exception)\b).*:|[Oo]ut of memory|error: ", re.MULTILINE)
 NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|Warning")
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+from pathlib import Path
 
 from lorad.adapters.directory import sweep as sweep_leftovers
 from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context
 from lorad.daemon.handlers.remove import sweep_half_made, sweep_removed
+from lorad.daemon.pool import Pool
 from lorad.daemon.pools import adopt_pools, look_at_process
 from lorad.daemon.processes import attempts_under
 from lorad.daemon.prune import REMOVED, sweep
-from lorad.paths import RunDir
+from lorad.daemon.troubles import Item, each, guarded, of_pool
+from lorad.paths import RunDir, refuse_open
 from lorad.states import RunState
 from lorad.store import runs
 
@@ -20,24 +24,43 @@ log = logging.getLogger("lorad.daemon")
 
 
 def adopt(ctx: Context) -> None:
-    """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one."""
-    passable(ctx.runs_root) if ctx.system else ctx.runs_root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sweep_removed(ctx)
-    sweep_half_made(ctx)
+    """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one. What cannot be read
+    keeps no daemon from starting."""
+    make_runs_root(ctx)
+    for verb in (sweep_removed, sweep_half_made, sweep_unfinished, adopt_pools, look_at_pools, stop_strangers):
+        guarded(ctx, Item(), verb)
+
+
+def make_runs_root(ctx: Context) -> None:
+    """Raises NotAllowed where others could put something else in its place, OSError."""
+    root = ctx.runs_root
+    is_new = not root.exists()
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    refuse_open(root.parent, shared_place=True)
+    refuse_open(root)
+    if ctx.system and (is_new or root.stat().st_uid == os.geteuid()):
+        passable(root)
+
+
+def sweep_unfinished(ctx: Context) -> None:
     sweep_leftovers(ctx.runs_root)
-    adopt_pools(ctx)
-    for pool in ctx.pools.values():
+
+
+def look_at_pools(ctx: Context) -> None:
+    def look_at_pool(ctx: Context, pool: Pool) -> None:
         look_at_process(ctx, pool)
         if pool.process.is_up:
             log.info("pool %s: adopted, pid %s", pool.id, pool.process.pid)
-    stop_strangers(ctx)
+
+    each(ctx, look_at_pool, list(ctx.pools.values()), of_pool)
 
 
 def stop_strangers(ctx: Context) -> None:
     """A driver that is not the present attempt of an active run is asked to stop: it saves what it has."""
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
     known = {(run["name"], run["attempt"]) for run in active}
-    for directory in sorted(ctx.runs_root.iterdir()):
+
+    def stop_strangers_in(ctx: Context, directory: Path) -> None:
         if directory.name not in {run for run, _ in known}:
             sweep(RunDir(directory))
         for attempt in attempts_under(directory) if not directory.name.startswith(REMOVED) else []:
@@ -45,3 +68,5 @@ def stop_strangers(ctx: Context) -> None:
                 continue
             if ctx.processes.signal(attempt, signal.SIGTERM):
                 log.warning("run %s: attempt %s worked unknown to the store", directory.name, attempt.root.name)
+
+    each(ctx, stop_strangers_in, sorted(ctx.runs_root.iterdir()), lambda path: Item(f"run {path.name}"))

@@ -31,8 +31,10 @@ from lorad.daemon.processes import Processes
 from lorad.daemon.pulse import Pulse
 from lorad.daemon.reader import Readers
 from lorad.daemon.tail import Tail
+from lorad.daemon.troubles import Troubles
 from lorad.daemon.usage import Disk
 from lorad.daemon.waker import Waker
+from lorad.errors import StorageError
 from lorad.machine import Machine, read_machine
 from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
@@ -112,7 +114,10 @@ class Context:
     active: tuple[int | None, list[Row]] = field(default=(None, []))  # of `tenants.py`, by `Store.changes`
     wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # of the queue, in one pass of `place.py`
     asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)  # by run, of `place.py`: from what, what
-    troubles: dict[str, str] = field(default_factory=dict)  # verb and run -> the error that was logged last
+    troubles: Troubles = field(default_factory=Troubles)
+    lost_pools: list[Path] = field(default_factory=list)  # directories of pools that cannot be known
+    rung: int = 0  # the newest event that its readers were woken for
+    log_trouble: str = ""  # why the daemon's log cannot be written
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)  # run that serves -> seconds, and their end
 
     in_hand: Counter[str] = field(default_factory=Counter)  # run@version: somebody is about to use it, so it stays
@@ -205,10 +210,23 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request_of(run: Row) -> Request:
-    """Raises OSError, MsgspecError. Who waits in the queue is looked at again and again: read when it changed."""
+    """Raises StorageError. Who waits in the queue is looked at again and again: read when it changed."""
     path = f"{run['directory']}/request.json"
-    stat = os.stat(path)
-    return _read(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    try:
+        stat = os.stat(path)
+        return _read(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        hint = (
+            f"Put a backup of the file in its place. `lorad export {run['name']}@N DIRECTORY` still copies a version, "
+            f"and `lorad run {run['directory']}/spec.yaml --name NEW` starts the run anew."
+        )
+        raise unreadable(Path(path), error, hint) from error
+
+
+def unreadable(path: Path, error: Exception, hint: str) -> StorageError:
+    """A file that cannot be read, or holds something else than it should."""
+    why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged"
+    return StorageError(f"{path} {why}", hint=hint)
 
 
 @lru_cache(maxsize=1024)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LAST_LINES = 200  # of a log: NCCL's watchdog alone writes a hundred
+LAST_CHARACTERS = 1 << 18
+PART = 1000  # characters at either end of a long line
 
 
 class Clues(NamedTuple):
@@ -78,20 +80,24 @@ KILLED_FOR_MEMORY = Diagnosis("killed by the kernel: the machine ran out of memo
 CHILD_KILLED_FOR_MEMORY = Diagnosis("the kernel killed a process of it: the machine ran out of memory", HOST_MEMORY)
 FILES = Diagnosis("too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`.")
 
-SIGNS = [  # what is more certain comes first
-    Sign(re.compile(pattern), diagnosis)
+# What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
+SIGNS = [
+    Sign(re.compile(pattern, re.MULTILINE), diagnosis)
     for pattern, diagnosis in (
         (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
         (r"(?i)fallen off the bus|GPU is lost|cudaErrorDevicesUnavailable", OFF_THE_BUS),
         (r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|OutOfMemoryError: CUDA", CUDA_MEMORY),
         (r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|torch\.OutOfMemoryError", CUDA_MEMORY),
-        (r"No space left on device.*/dev/shm|/dev/shm.*No space left|insufficient shared memory", SHARED_MEMORY),
+        (
+            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left|insufficient shared memory",
+            SHARED_MEMORY,
+        ),
         (r"unable to (?:write to|resize|allocate shared memory for) file </torch_", SHARED_MEMORY),
         (r"No space left on device|ENOSPC|\[Errno 28\]|database or disk is full", DISK_FULL),
         (r"Disk quota exceeded|\[Errno 122\]", QUOTA),
         (r"Cannot allocate memory|\[Errno 12\]|std::bad_alloc|(?m:^MemoryError)", MEMORY),
-        (r"DefaultCPUAllocator: (?:can't|not enough)|Unable to allocate \d.* for an array", MEMORY),
-        (r"Watchdog caught collective operation timeout|NCCL.*[Tt]ime(?:d )?[ -]?out", NCCL_TIME_OUT),
+        (r"DefaultCPUAllocator: (?:can't|not enough)|^(?>.*?Unable to allocate \d).* for an array", MEMORY),
+        (r"Watchdog caught collective operation timeout|^(?>.*?NCCL).*[Tt]ime(?:d )?[ -]?out", NCCL_TIME_OUT),
         (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
         (r"Too many open files|\[Errno 24\]", FILES),
         (r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure", CUDA_FAULT),
@@ -148,4 +154,6 @@ def bus_error(clues: Clues) -> Diagnosis | None:
 
 
 def last_lines(text: str) -> str:
-    return "\n".join(text.splitlines()[-LAST_LINES:])
+    """Of a long line the beginning and the end: user code may print anything, and this is read on the event loop."""
+    lines = text[-LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
+    return "\n".join(line if len(line) <= 2 * PART else f"{line[:PART]} … {line[-PART:]}" for line in lines)

@@ -16,7 +16,8 @@ from lorad.daemon.rotate import logs_of, open_log
 from lorad.paths import AttemptDir
 
 LOG_BYTES = 1 << 16  # of each log
-KERNEL_RECORDS = 20_000
+LOGS = 24  # of one attempt: the process itself, servers and ranks
+KERNEL_RECORDS, KERNEL_SECONDS = 20_000, 0.1
 KILLED, XID = "Killed process", "NVRM: Xid"
 XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
 SLACK_SECONDS = 2.0
@@ -57,7 +58,7 @@ def diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None
     status = read_status(attempt) or {}
     before, after = status.get("oom_before"), status.get("oom_after")
     ooms = None if before is None or after is None else after - before
-    log = "\n".join(tail(path) for path in logs_of(attempt))
+    log = "\n".join(tail(path) for path in logs_of(attempt)[:LOGS])
     kernel = list(kernel_lines(status)) if status.get("started_at") else []
     return diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
 
@@ -81,8 +82,11 @@ def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return
+    begun = time.monotonic()
     try:
         for _ in range(KERNEL_RECORDS):
+            if time.monotonic() - begun > KERNEL_SECONDS:
+                return
             about, _, text = os.read(fd, 8192).decode(errors="replace").partition(";")
             at = int(about.split(",")[2]) / 1e6
             begin = since if KILLED in text else max(since, until - XID_SECONDS) if XID in text else until

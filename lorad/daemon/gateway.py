@@ -15,6 +15,7 @@ import msgspec
 from lorad.daemon import gateway_process
 from lorad.daemon.context import Context
 from lorad.daemon.gateway_process import Gateway, is_up, keep, put_away
+from lorad.daemon.troubles import Item, each, guarded
 from lorad.paths import AttemptDir
 from lorad.protocol.listener import FOR_ALL
 
@@ -30,28 +31,22 @@ OR name IN (SELECT run FROM versions WHERE pinned = 1)
 """
 
 
-def keep_gateway(ctx: Context) -> None:
+def keep_gateways(ctx: Context) -> None:
     """All of them, as far as they are wanted. What is wrong with that of one owner holds up no other."""
-    keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
-    if not ctx.system:
-        return
-    known, errors = owners_known(ctx), []
-    wanted = owners_wanted(ctx)
-    for uid in wanted | known:
-        try:
-            keep_owners(ctx, uid, wanted=uid in wanted)
-        except OSError as error:
-            errors.append(error)
-    if errors:
-        raise ExceptionGroup("gateways of owners", errors)
 
+    def keep_public(ctx: Context) -> None:
+        keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
 
-def keep_owners(ctx: Context, uid: int, *, wanted: bool) -> None:
-    gateway = gateway_of(ctx, uid)
-    if wanted:
-        keep(ctx, gateway, wanted=True)
-    else:
-        put_away(ctx, gateway)
+    def keep_owners(ctx: Context, uid: int) -> None:
+        if uid in wanted:
+            keep(ctx, gateway_of(ctx, uid), wanted=True)
+        else:
+            put_away(ctx, gateway_of(ctx, uid))
+
+    guarded(ctx, Item("the gateway"), keep_public)
+    if ctx.system:
+        known, wanted = owners_known(ctx), owners_wanted(ctx)
+        each(ctx, keep_owners, wanted | known, lambda uid: Item(f"the gateway of user {uid}", uid))
 
 
 def is_wanted(ctx: Context) -> bool:

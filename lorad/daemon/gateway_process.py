@@ -3,7 +3,6 @@ wanted. Everything is read off its attempt directories, so that a new daemon kno
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import signal
@@ -15,7 +14,8 @@ from pathlib import Path
 from lorad.daemon.belongings import make_attempt, own_directory, passable
 from lorad.daemon.context import Context
 from lorad.daemon.identity import User
-from lorad.daemon.processes import ProcessState, attempts_under, read_status
+from lorad.daemon.processes import DAMAGED, ProcessState, attempts_under, read_object, read_status
+from lorad.errors import StorageError
 from lorad.paths import AttemptDir
 from lorad.protocol.listener import answers
 
@@ -46,7 +46,9 @@ class Gateway:
 
 
 def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
-    """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started again."""
+    """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started again.
+
+    Raises OSError, and StorageError when the status of its process cannot be read: that is done all the same."""
     lives = gateway.lives
     newest = lives[-1] if lives else None
     state = ctx.processes.inspect(newest) if newest else ProcessState("absent")
@@ -57,6 +59,8 @@ def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
         start(ctx, gateway, AttemptDir(gateway.root / "attempts" / f"{number:04d}"))
         for old in lives[:-KEPT]:
             shutil.rmtree(old.root, ignore_errors=True)
+    if state.trouble:
+        raise StorageError(state.trouble, hint=DAMAGED)
 
 
 def not_before(lives: list[AttemptDir]) -> float:
@@ -84,10 +88,7 @@ def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
 
 
 def told_settings(attempt: AttemptDir) -> object:
-    try:
-        return json.loads(attempt.command.read_bytes()).get("gateway")
-    except (OSError, ValueError):
-        return None
+    return read_object(attempt.command).get("gateway")
 
 
 def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:

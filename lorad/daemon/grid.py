@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from lorad.errors import SpecError
-from lorad.spec_text import overridden
+from lorad.spec_text import overridden, refuse_long
 from lorad.specs import Spec
 
 POINTS = 256  # at most
@@ -62,6 +62,7 @@ def points_of(axes: Axes) -> list[list[str]]:
 
 def overridden_values(text: str) -> tuple[str, list[str]]:
     """The key of an override and its values. Raises SpecError."""
+    refuse_long(text)
     first, equals, rest = text.partition("=")
     values = list(split(rest))
     if not equals or len(values) < 2:
@@ -84,11 +85,12 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
 
 def split(text: str) -> Iterator[str]:
     """The parts between commas that are in no brackets, braces or quotes."""
-    start, open_, quote = 0, list[str](), ""
+    start, open_, quote, is_blank = 0, list[str](), "", True  # is_blank: of this part there is only white space yet
     for place, letter in enumerate(text):
+        was_blank, is_blank = is_blank, is_blank and letter.isspace()
         if quote:
             quote = "" if letter == quote else quote
-        elif letter in "\"'" and not text[start:place].strip():  # else it is an apostrophe
+        elif letter in "\"'" and was_blank:  # else it is an apostrophe
             quote = letter
         elif letter in CLOSES:
             open_.append(CLOSES[letter])
@@ -96,7 +98,7 @@ def split(text: str) -> Iterator[str]:
             open_.pop()
         elif letter == "," and not open_:
             yield text[start:place].strip()
-            start = place + 1
+            start, is_blank = place + 1, True
     yield text[start:].strip()
 
 

@@ -16,6 +16,7 @@ from lorad.daemon.gateway import living_gateways
 from lorad.daemon.processes import is_same, read_status, write_json
 from lorad.daemon.pulse import Pulse, was_away
 from lorad.daemon.stacks import dump_stacks
+from lorad.daemon.troubles import Item, each, of_pool, of_run
 from lorad.paths import AttemptDir
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import RunState
@@ -36,25 +37,29 @@ def heal(ctx: Context) -> None:
     away, ctx.looked_at = was_away(ctx.looked_at, now, limits), now
     there = dict(watched(ctx))
     ctx.pulses = {attempt: pulse for attempt, pulse in ctx.pulses.items() if attempt in there}
-    for attempt, name in there.items():
+
+    def heal_process(ctx: Context, attempt: AttemptDir) -> None:
         if is_untold(attempt):
             wake_shim(attempt)
         trouble = look(ctx, attempt, now, away)
         if trouble and attempt not in ctx.put_down and not is_full(attempt):
             ctx.put_down.add(attempt)
-            ctx.spawn(put_down(ctx, attempt, name))
+            ctx.spawn(put_down(ctx, attempt, there[attempt][0]))
+
+    each(ctx, heal_process, there, lambda attempt: there[attempt][1])
 
 
-def watched(ctx: Context) -> Iterator[tuple[AttemptDir, str]]:
-    """Pools come first: who waits for one that hangs is lost with it."""
+def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
+    """What is looked at, its name for the log, and whose it is. Pools come first: who waits for one that hangs is lost
+    with it."""
     for pool in ctx.pools.values():
         if pool.process.phase == "alive":
-            yield pool.attempt(), f"pool {pool.id}"
+            yield pool.attempt(), (f"pool {pool.id}", of_pool(pool))
     for run in runs.in_states(ctx.store, *ACTIVE):
-        yield attempt_dir(run), "the driver"
+        yield attempt_dir(run), ("the driver", of_run(run))
     for attempt in living_gateways(ctx):
         if ctx.processes.inspect(attempt).phase == "alive":
-            yield attempt, "the gateway"
+            yield attempt, ("the gateway", Item("the gateway"))
 
 
 def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:

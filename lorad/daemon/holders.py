@@ -21,6 +21,7 @@ from lorad.daemon.leases import Holder, Wanted
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import log_tail, read_status
 from lorad.daemon.tenants import life_of, tenants_of, told
+from lorad.daemon.troubles import each, of_pool
 from lorad.store.db import Row
 from lorad.text import duration
 
@@ -31,10 +32,14 @@ def keep_leases(ctx: Context) -> None:
     """Tell the daemons of others which GPUs this one holds, why, and which it waits for; take back what is over."""
     notes = ctx.notes
     kept: dict[Path, Holder | Wanted] = {}
-    for pool in ctx.pools.values():
+
+    def keep_lease(ctx: Context, pool: Pool) -> None:
+        nonlocal kept
         gpus = leases.devices_of(ctx, pool) if pool.process.is_up else []
         if gpus and (mine := holder(ctx, pool)).pid is not None:
             kept |= {leases.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
+
+    each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
     notes.since = {uuid: notes.since.get(uuid, time.time()) for uuid in notes.wanted}
     for uuid, why in notes.wanted.items():
         kept[leases.note_path(ctx.home.root, uuid, "wanted")] = Wanted(os.getuid(), why, notes.since[uuid])

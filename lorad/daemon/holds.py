@@ -11,6 +11,7 @@ from lorad.daemon.on_behalf import connection_to, in_thread
 from lorad.daemon.pool import Pool, Refusal
 from lorad.daemon.pools import ask_status
 from lorad.daemon.tenants import room_in
+from lorad.daemon.troubles import each, of_pool
 from lorad.daemon.versions import name_of
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
@@ -23,18 +24,21 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again
 
 def hold(ctx: Context) -> None:
     """Begin to load what lacks and to let go what is too much, in every pool that has answered since the last look."""
-    for pool in ctx.pools.values():
-        if pool.state != "ready":
-            pool.refusals.clear()
-            continue
-        seen = pool.polled_at, ctx.served
-        if pool.held_at == seen or pool.is_holding:
-            continue
-        pool.held_at = seen
-        lacking, spare = difference(ctx, pool)
-        if lacking or spare:
-            pool.is_holding = True
-            ctx.spawn(settle(ctx, pool, lacking, spare))
+    each(ctx, hold_in, list(ctx.pools.values()), of_pool)
+
+
+def hold_in(ctx: Context, pool: Pool) -> None:
+    if pool.state != "ready":
+        pool.refusals.clear()
+        return
+    seen = pool.polled_at, ctx.served
+    if pool.held_at == seen or pool.is_holding:
+        return
+    lacking, spare = difference(ctx, pool)
+    pool.held_at = seen
+    if lacking or spare:
+        pool.is_holding = True
+        ctx.spawn(settle(ctx, pool, lacking, spare))
 
 
 def difference(ctx: Context, pool: Pool) -> tuple[list[Row], list[str]]:
@@ -113,8 +117,8 @@ def tell(ctx: Context, pool: Pool, row: Row, why: str) -> None:
     name = name_of(row)
     held = "pinned" if row["pinned"] else f"served as {', '.join(row['aliases'])}"
     message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"
-    if ctx.troubles.get(f"hold {pool.id} {name}") != message and ctx.store.row(
+    if pool.told.get(name) != message and ctx.store.row(
         "SELECT 1 FROM versions WHERE run = ? AND version = ?", (row["run"], row["version"])
     ):
         events.append(ctx.store, row["run"], "warning", {"message": message})
-    ctx.troubles[f"hold {pool.id} {name}"] = message
+    pool.told[name] = message

@@ -20,10 +20,12 @@ REPAIR = "`lorad doctor --repair` builds the database from the journals; to begi
 def open_store(home: Home) -> Store:
     """Raises what Store does, and IntegrityError when the database is gone, or older than the journal."""
     is_gone = not home.database.exists() or home.database.stat().st_size == 0
-    if is_gone and home.journal.exists() and home.journal.stat().st_size:
+    if is_gone and home.journal.is_file() and home.journal.stat().st_size:
         raise IntegrityError(f"{home.database} is gone, and {home.journal} tells of what was in it", hint=REPAIR)
     try:
         return Store(home.database)
+    except OSError as error:
+        raise IntegrityError(f"{error.filename or home.database}: {error.strerror}", hint=REPAIR) from error
     except Conflict as error:
         wrote = written_by(home.journal).get("version", "")
         wanted = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
@@ -34,6 +36,15 @@ def open_store(home: Home) -> Store:
             f"one. (As it was before the upgrade: {home.database.name}.before-*.)"
         )
         raise Conflict(told, hint=hint) from error
+
+
+def open_journal(home: Home) -> DaemonJournal:
+    """Raises IntegrityError when it cannot be opened."""
+    try:
+        return DaemonJournal(home.journal)
+    except OSError as error:
+        hint = "Move it aside: the daemon then writes a new one from the database. (`lorad doctor --repair` needs it.)"
+        raise IntegrityError(f"{home.journal}: {error.strerror}", hint=hint) from error
 
 
 def record(store: Store, journal: DaemonJournal) -> None:

@@ -25,6 +25,7 @@ from lorad.daemon.preempt import make_room
 from lorad.daemon.restart import wait_for_restart
 from lorad.daemon.runtime import fixed_threads, keep_runtime, runtime_of
 from lorad.daemon.tenants import active_runs, need_of_run, tenants_of
+from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.status import Capacity
 from lorad.runtime import Why
@@ -44,9 +45,12 @@ def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
     queue = in_turn(ctx, runs.in_states(ctx.store, RunState.QUEUED))
     ctx.wishes = {}
+
+    def place_queued(ctx: Context, run: Row) -> None:
+        place_run(ctx, run, claims)
+
     try:
-        for run in queue[:LOOKED_AT]:
-            place_run(ctx, run, claims)
+        each(ctx, place_queued, queue[:LOOKED_AT], of_run)
     finally:
         ctx.wishes = None
     for run in queue[LOOKED_AT:]:
@@ -171,7 +175,7 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     widest: dict[str, PoolSetup] = {}
     queue = in_turn(ctx, runs.in_states(ctx.store, RunState.QUEUED))
     for run in queue[:LOOKED_AT]:
-        with contextlib.suppress(OSError, msgspec.MsgspecError, SpecError, KeyError):  # it needs more devices, or fewer
+        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # it needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:
                 widest[asked.kind] = asked.widened(widest.get(asked.kind, asked))

@@ -141,8 +141,10 @@ class Pool:
     stop_asked: float | None = None
     held_at: tuple[float, int] = (0.0, 0)  # of `holds.py`: what it saw last
     is_holding: bool = False
+    checked: tuple[float, str] = (float("-inf"), "")  # when, and what was wrong with its directory then
     room: Room | None = None
     refusals: dict[str, Refusal] = field(default_factory=dict)  # run@version -> why it is not kept
+    told: dict[str, str] = field(default_factory=dict)  # run@version -> the warning that its run had about that
 
     @property
     def id(self) -> str:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from lorad.bounds import STATUS_BYTES
+from lorad.children.leftovers import LOCK as LIFE_LOCK
+from lorad.daemon.as_user import as_user
 from lorad.daemon.belongings import make_attempt, make_pool
 from lorad.daemon.context import Context
 from lorad.daemon.devices import lock_file
 from lorad.daemon.leases import timeout_of
 from lorad.daemon.on_behalf import connection_to
 from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
-from lorad.daemon.processes import ProcessState, write_json
+from lorad.daemon.processes import DAMAGED, ProcessState, write_json
 from lorad.daemon.remains import clear_up
 from lorad.daemon.runtime import UNKNOWN, pool_runtime
 from lorad.daemon.secrets import secret_files
-from lorad.errors import LoradError
+from lorad.daemon.troubles import Item, each, of_pool
+from lorad.errors import LoradError, StorageError
 from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.status import PoolStatus
@@ -37,6 +42,7 @@ ANSWER_SECONDS = 2.0
 FRESH_SECONDS = 0.5
 KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
 LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
+CHECK_SECONDS = 2.0  # between two looks at the files of a pool
 POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
 
@@ -45,15 +51,33 @@ def adopt_pools(ctx: Context) -> None:
     for root in sorted(ctx.home.pools.iterdir()) if ctx.home.pools.is_dir() else []:
         if pool := load_pool(root):
             ctx.pools[pool.id] = pool
+        elif root.is_dir() and (root / "attempts").is_dir():
+            ctx.lost_pools.append(root)
     for row in rows.list_pools(ctx.store):
         if row["pool"] not in ctx.pools:
             rows.remove(ctx.store, row["pool"])
 
 
+def find_lost_pools(ctx: Context) -> None:
+    """Know the pools whose `pool.json` could not be read, as soon as it can."""
+
+    def find(ctx: Context, root: Path) -> None:
+        if pool := load_pool(root):
+            ctx.pools.setdefault(pool.id, pool)
+            ctx.lost_pools.remove(root)
+        elif not root.is_dir():
+            ctx.lost_pools.remove(root)
+        else:
+            hint = "Put the file back. Should its process live, `lorad doctor --repair` does not end it: use `kill`."
+            raise StorageError(f"{root / 'pool.json'} cannot be read, so the pool is left alone", hint=hint)
+
+    each(ctx, find, list(ctx.lost_pools), lambda root: Item(f"pool {root.name}"))
+
+
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     """The pool with this key: a warm one, else its directory from earlier, else a new one."""
     for pool in ctx.pools.values():
-        if pool.setup.key == setup.key:
+        if pool.setup.key == setup.key and (pool.process.is_up or not unusable(ctx, pool)):
             return pool
     base, number = base_name(setup.model), 1
     while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
@@ -65,6 +89,27 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
+
+
+def unusable(ctx: Context, pool: Pool) -> str:
+    """What in the pool's directory keeps a process from starting there, in words; "" when nothing is seen."""
+    for path, flags in (
+        (pool.root / "pool.json", os.O_RDONLY),
+        (pool.work / LIFE_LOCK, os.O_RDWR),
+        (pool.root / "attempts", os.O_RDONLY | os.O_DIRECTORY),
+    ):
+        try:
+            with as_user(ctx.user(pool.setup.owner) if path.parent == pool.work != pool.root else None):
+                os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
+            if path.is_dir() and not flags & os.O_DIRECTORY:
+                return f"{path} is a directory, not a file"
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+    if pool.setup.socket and Path(pool.setup.socket).is_dir():
+        return f"{pool.setup.socket} is a directory, not a socket"
+    return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
@@ -118,12 +163,22 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
 
 def watch_pools(ctx: Context) -> None:
     """Look at the processes of all pools that may be up, and ask them how they are."""
-    for pool in ctx.pools.values():
-        if pool.process.is_up or (pool.process.phase == "absent" and pool.number):
-            look_at_process(ctx, pool)
-        is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
-        if pool.process.phase == "alive" and is_due and not pool.asking.locked():
-            ctx.spawn(ask_status(ctx, pool))
+    each(ctx, watch_pool, list(ctx.pools.values()), of_pool)
+
+
+def watch_pool(ctx: Context, pool: Pool) -> None:
+    """Raises StorageError when the status of its process cannot be read; the pool is judged by its lock till then."""
+    if pool.process.is_up or pool.process.trouble or (pool.process.phase == "absent" and pool.number):
+        look_at_process(ctx, pool)
+    is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
+    if pool.process.phase == "alive" and is_due and not pool.asking.locked():
+        ctx.spawn(ask_status(ctx, pool))
+    if pool.process.trouble:
+        raise StorageError(pool.process.trouble, hint=DAMAGED)
+    if time.monotonic() - pool.checked[0] > CHECK_SECONDS:
+        pool.checked = time.monotonic(), unusable(ctx, pool)
+    if wrong := pool.checked[1]:
+        raise StorageError(wrong, hint="New runs get a pool in another directory. Mend or remove that file.")
 
 
 async def refresh(ctx: Context) -> None:
@@ -183,11 +238,12 @@ def call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Con
         return status
 
 
-def put_away_pools(ctx: Context, busy: set[str]) -> None:
+def put_away_pools(ctx: Context) -> None:
     """Stop pools that were idle for too long, and see to it that those that were asked to stop do."""
-    for pool in ctx.pools.values():
-        if not pool.process.is_up:
-            continue
+    active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+    busy = {pool.id for pool in ctx.pools.values() if pool.serves} | {run["pool"] for run in active}
+
+    def put_away_pool(ctx: Context, pool: Pool) -> None:
         if pool.stop_asked is not None:
             insist(ctx, pool, time.monotonic() - pool.stop_asked)
         elif pool.id in busy or pool.guests:
@@ -195,6 +251,8 @@ def put_away_pools(ctx: Context, busy: set[str]) -> None:
         elif pool.idle_seconds > timeout_of(ctx, pool):
             log.info("pool %s: idle for %.0f s", pool.id, pool.idle_seconds)
             stop_pool(ctx, pool)
+
+    each(ctx, put_away_pool, [pool for pool in ctx.pools.values() if pool.process.is_up], of_pool)
 
 
 def stop_pool(ctx: Context, pool: Pool) -> None:

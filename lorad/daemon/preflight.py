@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
 from lorad import config
+from lorad.bounds import TEXT
 from lorad.children import guard
 from lorad.daemon.context import Context
 from lorad.daemon.secrets import secrets_of
@@ -25,6 +26,37 @@ from lorad.specs import Spec
 _Result = TypeVar("_Result")
 PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
+
+
+class ErrorSaid(Struct):
+    """An error as `lorad.errors.to_wire` writes it."""
+
+    kind: str = ""
+    message: str = ""
+    hint: str = ""
+    others: list[ErrorSaid] = []
+
+
+class Answer(Struct):
+    """What the check of a spec answers with."""
+
+    ok: bool
+    facts: msgspec.Raw = msgspec.Raw(b"{}")
+    error: ErrorSaid = ErrorSaid()
+
+
+class Facts(Struct):
+    """What the daemon goes by of the facts, see `lorad/driver/preflight.py`."""
+
+    model_path: str = ""
+    model_dtype: str = ""
+    parameters: Annotated[int, Meta(ge=0)] = 0
+    max_positions: Annotated[int, Meta(ge=0)] = 0
+    adapter_parameters: Annotated[int, Meta(ge=0)] = 0
+    reference_parameters: Annotated[int, Meta(ge=0)] = 0
+    linears: list[str] = []
+    modules: list[str] = []
+    warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
 
 
 async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> dict[str, Any]:
@@ -162,14 +194,15 @@ async def passed_over(stream: asyncio.StreamReader | None) -> None:
 
 
 def answer(output: bytes, errors: bytes) -> dict[str, Any]:
-    """The facts in the last line of the output; what user code printed before it does not matter."""
+    """The facts in the last line of the output. Raises SpecError for anything else: the process runs user code."""
     lines = output.splitlines()
     try:
-        found = json.loads(lines[-1])
-        facts: dict[str, Any] = found["facts"] if found["ok"] else {}
-    except (IndexError, ValueError, KeyError, TypeError):
+        found = msgspec.json.decode(lines[-1], type=Answer)
+        facts: dict[str, Any] = msgspec.json.decode(found.facts)
+        msgspec.json.decode(found.facts, type=Facts)
+    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?") from None
-    if not found["ok"]:
-        raise from_wire(found["error"])
+    if not found.ok:
+        raise from_wire(msgspec.to_builtins(found.error))
     return facts

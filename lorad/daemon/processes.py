@@ -5,6 +5,7 @@ A process is known by (boot id, pid, start time), never by its pid alone.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -16,12 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+from msgspec import Struct
+
 from lorad.daemon import shim
 from lorad.daemon.identity import User
 from lorad.paths import AttemptDir
 
 BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
+SEEN_SECONDS = 2.0
+DAMAGED = "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
+_seen: dict[Path, tuple[float, dict[str, Any] | None]] = {}  # attempts whose status cannot be read
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,15 @@ class ProcessState:
     """What is known of one process life.
 
     phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal is known),
-    or `vanished` (it is gone, or can no more come to be, and nobody knows how).
+    or `vanished` (it is gone, or can no more come to be, and nobody knows how). trouble: why its status cannot be read;
+    the phase is then what the lock of its directory and /proc show.
     """
 
     phase: Literal["absent", "starting", "alive", "exited", "vanished"]
     pid: int | None = None
     exit_code: int | None = None
     signal: int | None = None
+    trouble: str = ""
 
     @property
     def is_up(self) -> bool:
@@ -51,6 +60,8 @@ class ProcessState:
             return f"was killed by {signals.Signals(self.signal).name}"
         if self.exit_code is not None:
             return f"exited with code {self.exit_code}"
+        if self.phase == "vanished" and self.trouble:
+            return f"ended, and nobody knows how: {self.trouble}"
         return "vanished without an exit code" if self.phase == "vanished" else f"is {self.phase}"
 
 
@@ -92,7 +103,10 @@ class Processes:
         """What became of the process of `attempt`. Once this daemon's shim for it failed, nothing ever starts there."""
         ours = attempt.root in self._shims
         shim_lives = self._shim_lives(attempt)
-        status = read_status(attempt)
+        status, trouble = look_at_status(attempt)
+        if trouble:
+            is_there = status is not None or shim_lives or is_locked(attempt)
+            return ProcessState("alive" if is_there else "vanished", status["pid"] if status else None, trouble=trouble)
         if status is None:
             if shim_lives or is_locked(attempt):
                 return ProcessState("starting")
@@ -167,12 +181,13 @@ def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
 
 
 def is_locked(attempt: AttemptDir) -> bool:
+    """Whether the shim or the process lives. A lock that cannot be read counts as held: nothing is deleted then."""
     try:
         with open(attempt.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
+    except OSError:  # BlockingIOError among them
         return True
     return False
 
@@ -190,17 +205,79 @@ def condemn(attempt: AttemptDir) -> None:
             write_json(attempt.status, {**never, "boot_id": "", "ended_at": time.time()})
 
 
+class Status(Struct):
+    """`status.json`, see `shim.py`; the shims of earlier versions wrote fewer keys."""
+
+    shim_pid: int | None
+    shim_start_time: int | None
+    pid: int | None
+    start_time: int | None
+    boot_id: str
+    exit_code: int | None
+    signal: int | None
+    ended_at: float | None
+    started_at: float | None = None
+    oom_before: int | None = None
+    oom_after: int | None = None
+
+
 def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
-    """The status that the shim wrote; None when there is none."""
+    """The status that the shim wrote, or what /proc shows of a shim that lives; None when there is neither."""
+    return look_at_status(attempt)[0]
+
+
+def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
+    """`read_status`, and why the file cannot be read ("" when it can, or there is none)."""
+    trouble = ""
     for _ in range(3):  # the shim may be overwriting it right now
         try:
-            status: dict[str, Any] = json.loads(attempt.status.read_bytes())
-            return status
+            data = attempt.status.read_bytes()
+            return msgspec.to_builtins(msgspec.json.decode(data, type=Status)), ""
         except FileNotFoundError:
-            return None
-        except ValueError:
+            return None, ""
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            trouble = f"{attempt.status} is damaged"
             time.sleep(0.001)
+        except OSError as error:
+            trouble = f"{attempt.status} cannot be read: {error.strerror}"
+            break
+    return seen_in_proc(attempt), trouble
+
+
+def seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+    """The status of an attempt as its living shim would write it, found by the shim's command line; None when no shim
+    of it lives. Looking through /proc takes milliseconds, so the answer is kept for a moment."""
+    at, found = _seen.get(attempt.root, (float("-inf"), None))
+    if time.monotonic() - at > SEEN_SECONDS or (found and not is_same(found["pid"], found["start_time"], BOOT_ID)):
+        found = _look_in_proc(attempt)
+        _seen[attempt.root] = time.monotonic(), found
+    return found
+
+
+def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+    command = [part.encode() for part in (*SHIM[1:], str(attempt.root))]
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if not entry.isdigit() or Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")[1:-1] != command:
+                continue
+            if os.stat(f"/proc/{entry}").st_uid != os.getuid():  # anybody may call a process so
+                continue
+            children = Path(f"/proc/{entry}/task/{entry}/children").read_text().split()
+            for child in map(int, children):
+                if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
+                    known = {"shim_pid": int(entry), "shim_start_time": shim.start_time(int(entry)), "pid": child}
+                    ends = dict.fromkeys(("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after"))
+                    return {**known, "start_time": shim.start_time(child), "boot_id": BOOT_ID, **ends}
     return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A small JSON file that holds an object; {} when there is none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
@@ -215,10 +292,10 @@ def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
 
 def attempts_under(parent: Path) -> Iterator[AttemptDir]:
     """The attempt directories of a run or pool directory, oldest first."""
-    directory = parent / "attempts"
-    for entry in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if entry.name.isdigit():
-            yield AttemptDir(entry)
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(parent / "attempts")):
+            if name.isdigit():
+                yield AttemptDir(parent / "attempts" / name)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -15,11 +15,12 @@ from typing import Literal, NamedTuple
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.context import Context, run_dir, spec_of
 from lorad.daemon.on_behalf import in_thread
+from lorad.daemon.troubles import Item, each
 from lorad.daemon.versions import heard, is_loaded, name_of
 from lorad.errors import Conflict, NotFound
 from lorad.paths import RunDir
 from lorad.states import RunState
-from lorad.store import runs
+from lorad.store import aliases, runs
 from lorad.store.checkpoints import checkpoints, mark_deleted
 from lorad.store.db import Row
 from lorad.store.runs import attempts
@@ -55,13 +56,16 @@ def prune(ctx: Context, run: Row) -> None:
 
 def prune_again(ctx: Context) -> None:
     """Runs whose versions a pool might have had, which has answered since."""
-    for name in sorted(ctx.unpruned):
+
+    def prune_run(ctx: Context, name: str) -> None:
         with contextlib.suppress(NotFound):
             run = runs.get(ctx.store, name)
             if has_silent_pool(ctx, run):
-                continue
+                return
             prune(ctx, run)
         ctx.unpruned.discard(name)
+
+    each(ctx, prune_run, sorted(ctx.unpruned), lambda name: Item(f"run {name}"))
 
 
 def has_silent_pool(ctx: Context, run: Row) -> bool:
@@ -130,14 +134,17 @@ def old_versions(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
 
 
 def is_free(ctx: Context, run: Row, number: int) -> bool:
-    """Nobody has pinned, aliased, loaded or in hand the version; one without a row yet is on its way."""
+    """Nobody has pinned, aliased, loaded or in hand the version, and no alias would go back to it; one without a row
+    yet is on its way."""
     if has_silent_pool(ctx, run):
         return False
     try:
         row = get_version(ctx.store, run["name"], number)
     except NotFound:
         return False
-    return not (row["pinned"] or row["aliases"] or is_loaded(ctx, row) or ctx.in_hand[name_of(row)])
+    if row["pinned"] or row["aliases"] or is_loaded(ctx, row) or ctx.in_hand[name_of(row)]:
+        return False
+    return (run["name"], number) not in aliases.rollbacks(ctx.store).values()
 
 
 def old_samples(run: Row) -> list[Doomed]:
@@ -209,9 +216,9 @@ def listed(parent: Path) -> list[Path]:
 
 
 def names_in(parent: Path) -> list[str]:
-    """In order, at most LISTED: the directory may be another user's. None where it is no directory."""
+    """In order, at most LISTED: the directory may be another user's. None where it cannot be read."""
     try:
         with os.scandir(parent) as entries:
             return sorted(entry.name for entry in islice(entries, LISTED))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []

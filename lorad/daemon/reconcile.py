@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,140 +10,53 @@ from lorad.daemon.budget import keep_budget
 from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.distrust import take_in_or_end
 from lorad.daemon.facts import last_facts
-from lorad.daemon.gateway import keep_gateway as keep_gateway_up
-from lorad.daemon.health import heal as heal_hung
+from lorad.daemon.gateway import keep_gateways
+from lorad.daemon.health import heal
 from lorad.daemon.holders import keep_leases
-from lorad.daemon.holds import hold as hold_versions
+from lorad.daemon.holds import hold
 from lorad.daemon.launch import launch
 from lorad.daemon.place import place_runs
-from lorad.daemon.pools import put_away_pools, watch_pools
-from lorad.daemon.prune import prune as prune_run
-from lorad.daemon.prune import prune_again
-from lorad.daemon.rotate import rotate as rotate_logs
-from lorad.daemon.serving import keep_serving as keep_pools_serving
+from lorad.daemon.pools import find_lost_pools, put_away_pools, watch_pools
+from lorad.daemon.processes import DAMAGED
+from lorad.daemon.prune import prune, prune_again
+from lorad.daemon.rotate import rotate
+from lorad.daemon.serving import keep_serving
 from lorad.daemon.settle import settle
 from lorad.daemon.stop import stop as stop_run
-from lorad.daemon.sweeps import halve as halve_sweeps
+from lorad.daemon.sweeps import halve
 from lorad.daemon.table import keep_table
-from lorad.errors import LoradError
+from lorad.daemon.troubles import Item, each, guarded, of_run
+from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record
 from lorad.states import Move, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
-
-log = logging.getLogger("lorad.daemon")
 
 ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 async def reconcile(ctx: Context) -> None:
     """Until the daemon closes. However much there is to do, as much time is left for requests."""
-    told, clock = events.last_id(ctx.store), asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time
     while not ctx.closing:
         began = clock()
-        guarded(pass_once, ctx)
-        told = tell(ctx, told)
+        pass_once(ctx)
         await asyncio.sleep(clock() - began)
         await ctx.waker.wait(journals(ctx))
 
 
 def pass_once(ctx: Context) -> None:
-    watch(ctx)
-    ingest(ctx)
-    confirm(ctx)
-    reap(ctx)
-    heal(ctx)
-    halve(ctx)
-    keep_serving(ctx)
-    place(ctx)
-    start(ctx)
-    stop(ctx)
-    put_away(ctx)
-    prune(ctx)
-    tell_leases(ctx)
-    hold(ctx)
-    tell_gateway(ctx)
-    keep_gateway(ctx)
-    tidy(ctx)
-    rotate(ctx)
+    """Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass."""
+    for verb in PASS:
+        guarded(ctx, Item(), verb)
 
 
-def watch(ctx: Context) -> None:
+def collect(ctx: Context) -> None:
+    """Let the shims that are over leave the process table."""
     ctx.processes.collect()
-    watch_pools(ctx)
 
 
 def ingest(ctx: Context) -> None:
-    guarded(ingest_all, ctx)
-
-
-def confirm(ctx: Context) -> None:
-    each(ctx, confirm_run, *ACTIVE)
-
-
-def reap(ctx: Context) -> None:
-    each(ctx, reap_run, *ACTIVE)
-
-
-def heal(ctx: Context) -> None:
-    guarded(heal_hung, ctx)
-
-
-def halve(ctx: Context) -> None:
-    guarded(halve_sweeps, ctx)
-
-
-def keep_serving(ctx: Context) -> None:
-    guarded(keep_pools_serving, ctx)
-
-
-def place(ctx: Context) -> None:
-    guarded(place_runs, ctx)
-
-
-def start(ctx: Context) -> None:
-    each(ctx, launch, RunState.STARTING)
-
-
-def stop(ctx: Context) -> None:
-    each(ctx, stop_run, *ACTIVE)
-
-
-def put_away(ctx: Context) -> None:
-    serving = {pool.id for pool in ctx.pools.values() if pool.serves}
-    put_away_pools(ctx, serving | {run["pool"] for run in runs.in_states(ctx.store, *ACTIVE)})
-
-
-def prune(ctx: Context) -> None:
-    guarded(prune_again, ctx)
-
-
-def tell_leases(ctx: Context) -> None:
-    guarded(keep_leases, ctx)
-
-
-def hold(ctx: Context) -> None:
-    guarded(hold_versions, ctx)
-
-
-def tell_gateway(ctx: Context) -> None:
-    guarded(keep_table, ctx)
-
-
-def keep_gateway(ctx: Context) -> None:
-    guarded(keep_gateway_up, ctx)
-
-
-def tidy(ctx: Context) -> None:
-    ctx.readers.tidy()
-    guarded(keep_budget, ctx)
-
-
-def rotate(ctx: Context) -> None:
-    guarded(rotate_logs, ctx)
-
-
-def ingest_all(ctx: Context) -> None:
     """Take in what the drivers wrote, on disk at once; then make room where there is one checkpoint more."""
     fresh: dict[str, list[Record]] = {}
 
@@ -152,10 +64,13 @@ def ingest_all(ctx: Context) -> None:
         fresh[run["name"]] = take_in_or_end(ctx, run)
 
     with ctx.store.write():
-        each(ctx, ingest_run, *ACTIVE)
-    for name, records in fresh.items():
-        if any(record.kind == "checkpoint" for record in records):
-            guarded(prune_run, ctx, runs.get(ctx.store, name))
+        each(ctx, ingest_run, active_runs(ctx), of_run)
+    written = {name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)}
+    each(ctx, prune, [run for run in active_runs(ctx) if run["name"] in written], of_run)
+
+
+def confirm(ctx: Context) -> None:
+    each(ctx, confirm_run, active_runs(ctx), of_run)
 
 
 def confirm_run(ctx: Context, run: Row) -> None:
@@ -169,37 +84,88 @@ def confirm_run(ctx: Context, run: Row) -> None:
         ctx.move(run["name"], Move.CONFIRM)
 
 
+def reap(ctx: Context) -> None:
+    each(ctx, reap_run, active_runs(ctx), of_run)
+
+
 def reap_run(ctx: Context, run: Row) -> None:
+    """Raises StorageError when the driver's status cannot be read; it is judged by its lock until then."""
     driver = ctx.processes.inspect(attempt_dir(run))
     if driver.phase in ("exited", "vanished"):
         settle(ctx, run, driver)
+    elif driver.trouble:
+        raise StorageError(driver.trouble, hint=DAMAGED)
 
 
-def each(ctx: Context, verb: Callable[[Context, Row], None], *states: RunState) -> None:
-    """A verb for every run in these states; a run that cannot be dealt with now does not hold up the others."""
-    for run in runs.in_states(ctx.store, *states):
-        guarded(verb, ctx, run)
+def start(ctx: Context) -> None:
+    each(ctx, launch, runs.in_states(ctx.store, RunState.STARTING), of_run)
 
 
-def guarded(verb: Callable[..., None], ctx: Context, *run: Row) -> None:
-    """Whatever goes wrong, the loop goes on and tries again; the log says so once."""
-    where = " ".join([verb.__name__, *(row["name"] for row in run)])
-    try:
-        verb(ctx, *run)
-        ctx.troubles.pop(where, None)
-    except Exception as error:
-        if ctx.troubles.get(where) != repr(error):
-            log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
-        ctx.troubles[where] = repr(error)
+def stop(ctx: Context) -> None:
+    each(ctx, stop_run, active_runs(ctx), of_run)
 
 
-def tell(ctx: Context, told: int) -> int:
-    """Wake the readers of events when there are new ones; the newest id."""
+def tidy_readers(ctx: Context) -> None:
+    ctx.readers.tidy()
+
+
+def keep_log(ctx: Context) -> None:
+    """Raises StorageError as long as the daemon has no log of its own."""
+    if ctx.log_trouble:
+        raise StorageError(ctx.log_trouble, hint="Mend or remove it, then start the daemon again.")
+
+
+def keep_database(ctx: Context) -> None:
+    """Raises StorageError when another file, or none, has the name of the database that is open."""
+    if not ctx.store.is_in_place:
+        told = f"{ctx.store.path} was removed or replaced; the daemon works with the old one, which ends with it"
+        raise StorageError(told, hint="`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it.")
+
+
+def ring(ctx: Context) -> None:
+    """Wake the readers of events when there are new ones."""
     newest = events.last_id(ctx.store)
-    if newest != told:
+    if newest != ctx.rung:
+        ctx.rung = newest
         ctx.waker.ring()
-    return newest
+
+
+PASS: tuple[Callable[[Context], None], ...] = (
+    collect,
+    find_lost_pools,
+    watch_pools,
+    ingest,
+    confirm,
+    reap,
+    heal,
+    halve,
+    keep_serving,
+    place_runs,
+    start,
+    stop,
+    put_away_pools,
+    prune_again,
+    keep_leases,
+    hold,
+    keep_table,
+    keep_gateways,
+    tidy_readers,
+    keep_budget,
+    rotate,
+    keep_log,
+    keep_database,
+    ring,
+)
+"""What a pass does, in order."""
+
+
+def active_runs(ctx: Context) -> list[Row]:
+    return runs.in_states(ctx.store, *ACTIVE)
 
 
 def journals(ctx: Context) -> list[Path]:
-    return [run_dir(run).journal for run in runs.in_states(ctx.store, *ACTIVE)]
+    """What the loop waits for; nothing while the database cannot be read."""
+    try:
+        return [run_dir(run).journal for run in active_runs(ctx)]
+    except LoradError:
+        return []

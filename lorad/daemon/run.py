@@ -19,14 +19,13 @@ from lorad import config
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
 from lorad.daemon.devices import find_devices
-from lorad.daemon.journal import DaemonJournal
-from lorad.daemon.opening import open_store, tell_start
+from lorad.daemon.opening import open_journal, open_store, tell_start
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.scrape import scraped
 from lorad.daemon.server import bind, make_app
 from lorad.daemon.system import prepare_shared
 from lorad.errors import Conflict, StorageError
-from lorad.paths import Home
+from lorad.paths import Home, refuse_open
 from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.listener import answers
 from lorad.protocol.structs import learn_structs
@@ -46,9 +45,9 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     learn_structs()
     prepare_shared(home) if system else prepare(home)
     with lock(home):
-        log_to(home.daemon_log)
+        log_trouble = log_to(home.daemon_log)
         ctx = open_context(home)
-        ctx.system = system
+        ctx.system, ctx.log_trouble = system, log_trouble
         try:
             asyncio.run(serve(ctx))
         finally:
@@ -58,11 +57,11 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
 
 
 def prepare(home: Home) -> None:
-    """Raises StorageError."""
+    """Make what is missing. The mode of what is there is left as it is. Raises StorageError, NotAllowed."""
     with writable():
         for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        home.root.chmod(0o700)
+        refuse_open(home.root)
 
 
 @contextlib.contextmanager
@@ -99,17 +98,23 @@ def is_ours(file: IO[str]) -> bool:
     return True
 
 
-def log_to(path: Path) -> None:
-    """The daemon's log, kept small."""
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+def log_to(path: Path) -> str:
+    """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it can."""
+    trouble = ""
+    try:
+        handler: logging.Handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+    except OSError as error:
+        handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    return trouble
 
 
 def open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
-    ctx = Context(home, settings, store, DaemonJournal(home.journal), find_devices(settings.devices.cpu_slots))
+    devices = find_devices(settings.devices.cpu_slots)
+    ctx = Context(home, settings, store, open_journal(home), devices)
     tell_start(store, ctx.journal)
     if trouble := tokens_trouble(settings.gateway):
         log.error("%s", trouble)
@@ -121,7 +126,8 @@ async def serve(ctx: Context) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ctx.close)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))  # most of them wait for a pool
-    adopt(ctx)
+    with writable():
+        adopt(ctx)
     async with answering(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
         await reconcile(ctx)

@@ -7,7 +7,6 @@ has none: its pool tells.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lorad.daemon.context import Context, request_of, run_dir, spec_of
+from lorad.daemon.context import Context, request_of, run_dir, spec_of, unreadable
 from lorad.daemon.devices import Device
 from lorad.daemon.pool import PoolSetup
-from lorad.daemon.processes import write_json
+from lorad.daemon.processes import read_object, write_json
 from lorad.paths import AttemptDir
 from lorad.runtime import Overrides, Runtime, Why, choose_runtime
 from lorad.store import events
@@ -36,7 +35,7 @@ class Kept(Struct, frozen=True):
 
 
 def runtime_of(ctx: Context, run: Row, device: Device) -> Runtime:
-    """What the next attempt of a run asks for. Raises MsgspecError when the run's file is damaged."""
+    """What the next attempt of a run asks for. Raises StorageError when the run's file is damaged."""
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
@@ -75,17 +74,18 @@ def why_threads(run: Row) -> Why:
 
 
 def read_kept(run: Row) -> Kept | None:
+    """Raises StorageError when it cannot be read."""
+    path = run_dir(run).root / FILE
     try:
-        with open(f"{run['directory']}/{FILE}", "rb") as file:
-            return msgspec.json.decode(file.read(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
     except FileNotFoundError:
         return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        hint = "Remove it: the run then computes with as many threads as its pool has. Or put a backup in its place."
+        raise unreadable(path, error, hint) from error
 
 
 def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
     """What the process of a pool's attempt was started with, as `Runtime.told`; None of an earlier lorad's."""
-    try:
-        told: dict[str, Any] | None = json.loads(attempt.command.read_bytes()).get("runtime")
-    except (OSError, ValueError):
-        return None
+    told: dict[str, Any] | None = read_object(attempt.command).get("runtime")
     return told

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import msgspec
-
 from lorad.daemon.context import Context
 from lorad.daemon.guests import fits, pool_for
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools import look_at_process
+from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError
 from lorad.states import RunState
 from lorad.store import events, runs
@@ -22,7 +21,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0  # seconds before a pool that ended by i
 def keep_serving(ctx: Context) -> None:
     """Look after the pool of every run that serves; say why one is not up."""
     serves: dict[str, set[str]] = {}
-    for run in runs.that_serve(ctx.store):
+
+    def keep_run_serving(ctx: Context, run: Row) -> None:
         pool = pool_of(ctx, run)
         waiting = ""
         if pool is None and RunState(run["state"]).is_over:
@@ -31,6 +31,8 @@ def keep_serving(ctx: Context) -> None:
             serves.setdefault(pool.id, set()).add(run["name"])
         if RunState(run["state"]).is_over:
             tell(ctx, run, pool, waiting)
+
+    each(ctx, keep_run_serving, runs.that_serve(ctx.store), of_run)
     for pool in ctx.pools.values():
         pool.serves = serves.get(pool.id, set())
 
@@ -55,8 +57,6 @@ def brought_up(ctx: Context, run: Row) -> tuple[Pool | None, str]:
         return None, run["waiting"] or "its pool is started again soon"
     try:
         pool = pool_for(ctx, run)
-    except (OSError, msgspec.MsgspecError) as error:
-        return None, f"its files cannot be read: {error}"
     except LoradError as error:
         return None, error.message
     pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from lorad.daemon.context import Context, spec_of
+from lorad.daemon.troubles import Item, each
 from lorad.errors import SpecError
 from lorad.specs import Spec
 from lorad.states import EndReason, Move, RunState
@@ -85,8 +86,7 @@ def usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
 
 def halve(ctx: Context) -> None:
     """Decide every rung that can be decided."""
-    for sweep in sweeps.undecided(ctx.store):
-        decide(ctx, sweep)
+    each(ctx, decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep['sweep']}"))
 
 
 def decide(ctx: Context, sweep: Row) -> None:

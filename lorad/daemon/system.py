@@ -21,7 +21,8 @@ def prepare_shared(home: Home) -> None:
     refuse_powerless()
     refuse_closed()
     os.umask(UMASK)
-    passable(home.root)
+    if not home.root.exists():
+        passable(home.root)
     refuse_foreign(home.root)
     passable(home.runs, home.pools, home.gateway)
     home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
@@ -93,7 +94,8 @@ def refuse_foreign(root: Path) -> None:
         if not there.st_mode & stat.S_IXOTH:
             raise NotAllowed(
                 f"other users cannot get to {root}: {place} is closed to them",
-                hint="Set LORAD_HOME to a directory that everybody may reach, as /var/lib/lorad.",
+                hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory that "
+                "everybody may reach, as /var/lib/lorad.",
             )
     longest = root / "pools" / f"{'x' * 32}-1000" / "work" / "pool.sock"
     if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:

@@ -30,8 +30,8 @@ FILE = "table.json"
 
 
 def keep_table(ctx: Context) -> None:
-    """Write it when pins, aliases or pools changed since."""
-    if ctx.table != ctx.served:
+    """Write it when pins, aliases or pools changed since, and when it is gone."""
+    if ctx.table != ctx.served or not (ctx.home.gateway / FILE).is_file():
         write_table(ctx)
 
 
@@ -46,7 +46,7 @@ def write_table(ctx: Context) -> None:
                 tell_owner(ctx, uid, told)
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
-        where = error.filename or ctx.home.gateway
+        where = error.filename2 or error.filename or ctx.home.gateway  # of a rename, its target
         raise StorageError(f"{where}: {error.strerror}", hint="The gateway goes by its old table till then.") from error
     ctx.table = served
 

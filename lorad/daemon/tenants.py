@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 
 import msgspec
@@ -12,7 +11,8 @@ from lorad.daemon.capacity import Need, Tenancy, capacity_of, need_of, promised
 from lorad.daemon.context import Context, attempt_dir, request_of, spec_of
 from lorad.daemon.pool import Pool, Room
 from lorad.daemon.pools import look_at_process
-from lorad.daemon.processes import ProcessState
+from lorad.daemon.processes import ProcessState, read_object
+from lorad.errors import LoradError
 from lorad.paths import AttemptDir
 from lorad.protocol.status import Capacity
 from lorad.states import RunState
@@ -46,7 +46,7 @@ def told(tenants: Sequence[Row]) -> str:
 
 
 def need_of_run(run: Row, pool_dtype: str) -> Need:
-    """Raises OSError and MsgspecError where its files cannot be read."""
+    """Raises StorageError where its files cannot be read."""
     facts = request_of(run).facts
     parameters, reference = (int(facts.get(key, 0)) for key in ("adapter_parameters", "reference_parameters"))
     return need_of(spec_of(run), parameters, pool_dtype, reference)
@@ -66,7 +66,7 @@ def needs_of(ctx: Context, pool: Pool) -> dict[Tenancy, Need]:
     """What each run in the pool takes; of those whose files are gone the pool alone tells."""
     needs: dict[Tenancy, Need] = {}
     for run in tenants_of(ctx, pool):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
+        with contextlib.suppress(LoradError, msgspec.MsgspecError):
             needs[run["name"], run["attempt"]] = need_of_run(run, pool.setup.dtype)
     return needs
 
@@ -89,8 +89,5 @@ def life_of(ctx: Context, run: Row) -> tuple[AttemptDir, ProcessState] | None:
 
 def life_number(run: Row) -> int | None:
     """The pool's attempt when the driver was started; None when that is not known."""
-    try:
-        number: int | None = json.loads(attempt_dir(run).command.read_bytes()).get("pool_attempt")
-    except (OSError, ValueError):
-        return None
-    return number
+    number = read_object(attempt_dir(run).command).get("pool_attempt")
+    return number if isinstance(number, int) else None

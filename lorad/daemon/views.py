@@ -13,6 +13,7 @@ from lorad.daemon.preempt import told_of
 from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
 from lorad.daemon.versions import has_files, is_loaded
+from lorad.errors import LoradError
 from lorad.paths import AttemptDir
 from lorad.protocol.status import PoolStatus
 from lorad.spec_text import from_json
@@ -78,7 +79,7 @@ def asked_in(row: Row) -> str | None:
     """Where relative paths of its spec begin; None where that is not kept."""
     try:
         return request_of(row).cwd
-    except (OSError, msgspec.MsgspecError):
+    except LoradError:
         return None
 
 

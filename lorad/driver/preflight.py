@@ -1,7 +1,8 @@
 """Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward, memory.
 
 `python -m lorad.driver.preflight` reads one JSON Request on stdin and prints one JSON line: `{"ok": true, "facts": …}`
-or `{"ok": false, "error": {kind, message, hint}}`; whatever else is printed goes to stderr. Its exit code is 0.
+or `{"ok": false, "error": {kind, message, hint}}`; whatever else is printed, by user code or what it starts, goes to
+stderr. Its exit code is 0.
 """
 
 from __future__ import annotations
@@ -303,6 +304,8 @@ def warnings(
 
 
 def main() -> int:
+    answers = os.dup(1)  # user code is imported here: whatever it and what it starts print goes to stderr
+    os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
         try:
             request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
@@ -323,7 +326,8 @@ def main() -> int:
         except Exception as error:
             traceback.print_exc()
             result = {"ok": False, "error": to_wire(error)}
-    print(msgspec.json.encode(result).decode())
+    with open(answers, "wb") as file:
+        file.write(b"\n" + msgspec.json.encode(result) + b"\n")
     return 0
 
 

@@ -82,6 +82,16 @@ def moves(store: Rows, alias: str) -> list[Row]:
     return [row | (ended if (row["run"], row["version"]) == REMOVED else {}) for row in store.rows(sql, (alias,))]
 
 
+def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
+    """By alias, the version that `before` finds; without those aliases that have none."""
+    sql = """
+    SELECT a.alias, m.run, m.version FROM aliases a JOIN alias_moves m ON m.id = (
+      SELECT max(id) FROM alias_moves o WHERE o.alias = a.alias AND (o.run, o.version) != (a.run, a.version)
+    ) WHERE (m.run, m.version) != (?, ?)
+    """
+    return {row["alias"]: (row["run"], row["version"]) for row in store.rows(sql, REMOVED)}
+
+
 def before(store: Rows, alias: str) -> tuple[str, int]:
     """The version, another one than now, that the alias served last: doing it twice leads back, as `git checkout -`.
 

@@ -19,7 +19,8 @@ from lorad.store.record import Row as Row
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
-BUSY_SECONDS = 5.0  # how long a write waits for another connection
+BUSY_SECONDS = 2.0  # how long a write waits for another connection
+STILL_BUSY_SECONDS = 0.05  # ... the next ones, until one succeeds: the daemon answers meanwhile
 ALWAYS_CHECKED_BYTES = 256 * 2**20  # reading 1.2 GB takes 1.8 s; a larger file is read through only after a crash
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 
@@ -106,6 +107,8 @@ class Store(Rows):
         with _locked(path.with_name(path.name + ".lock")):
             _create(path)
             self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            self._waits = BUSY_SECONDS
+            self._file = path.stat().st_dev, path.stat().st_ino
             try:
                 with self._in_words():
                     self._prepare()
@@ -140,7 +143,7 @@ class Store(Rows):
             begin, commit, undo = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
         recorder = None if self._connection.in_transaction else self._recorder
         is_written = False
-        self._connection.execute(begin)
+        self._begin(begin)
         try:
             yield
             if recorder:
@@ -153,12 +156,35 @@ class Store(Rows):
                 recorder.undo()
             raise
 
+    def _begin(self, statement: str) -> None:
+        """Whoever holds the lock of the database for long is waited for once, not by every write."""
+        try:
+            self._connection.execute(statement)
+        except sqlite3.OperationalError:
+            self._wait(STILL_BUSY_SECONDS)
+            raise
+        if self._waits != BUSY_SECONDS:
+            self._wait(BUSY_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
+        self._waits = seconds
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that was opened still has its name."""
+        try:
+            there = self.path.stat()
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == self._file
+
     def empty_wal(self) -> None:
         """What is in the WAL goes to the database, unless somebody reads."""
         self._connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
+        self._wait(BUSY_SECONDS)
 
     @property
     def recorded(self) -> int:

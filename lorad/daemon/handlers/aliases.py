@@ -11,6 +11,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.identity import name_of
 from lorad.daemon.request import Call
 from lorad.daemon.traffic import traffic_of
+from lorad.store.aliases import rollbacks
 from lorad.store.versions import held_versions
 
 
@@ -20,7 +21,10 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     names = {uid: name_of(uid) for uid in {*owners}}
     steps = {(version["run"], version["version"]): version["step"] for version in held_versions(ctx.store)}
     traffic = msgspec.to_builtins(await traffic_of(ctx, rows))
+    before = {alias: f"{run}@{version}" for alias, (run, version) in rollbacks(ctx.store).items()}
     return [
-        row | {"owner": names[uid], "step": steps.get((row["run"], row["version"])), "traffic": traffic[row["alias"]]}
+        row
+        | {"owner": names[uid], "step": steps.get((row["run"], row["version"])), "traffic": traffic[row["alias"]]}
+        | {"previous": before.get(row["alias"])}
         for row, uid in zip(rows, owners, strict=True)
     ]

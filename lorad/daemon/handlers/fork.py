@@ -195,11 +195,8 @@ def inherits(body: Body, spec: Spec) -> bool:
 
 
 def asked_before(ctx: Context, parent: Row) -> Request:
-    """Read before anything is awaited: the parent may be removed meanwhile. Raises NotFound."""
-    try:
-        return replace(request_of(parent), bases=bases_of(ctx, parent))
-    except (OSError, msgspec.MsgspecError) as error:
-        raise NotFound(f"{run_dir(parent).root}/request.json cannot be read: {error}", hint="Restore it.") from None
+    """Read before anything is awaited: the parent may be removed meanwhile. Raises StorageError."""
+    return replace(request_of(parent), bases=bases_of(ctx, parent))
 
 
 async def looked_at(

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.daemon.access import is_admin, owns
+from lorad.daemon.access import is_admin, owns, seen_aliases
 from lorad.daemon.context import Context
 from lorad.daemon.disk import measure
 from lorad.daemon.on_behalf import in_thread
@@ -18,6 +18,7 @@ from lorad.daemon.pools import refresh
 from lorad.daemon.prune import Doomed, delete, discard_all
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.rubbish import everything, still
+from lorad.store.aliases import rollbacks
 from lorad.store.db import Row
 
 TURN = 64  # things found until others have their turn
@@ -36,7 +37,18 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     if not body.dry_run:
         doomed = await deleted_of(ctx, call.caller.uid, doomed)
     deleted = [{"run": i.run, "path": str(i.path), "bytes": sizes[i.path], "why": i.why} for i in doomed]
-    return {"deleted": deleted, "bytes": sum(sizes[item.path] for item in doomed), "dry_run": body.dry_run}
+    answer = {"deleted": deleted, "bytes": sum(sizes[item.path] for item in doomed), "dry_run": body.dry_run}
+    return answer | {"kept": kept(ctx, call.caller)}
+
+
+def kept(ctx: Context, caller: Caller) -> list[dict[str, str]]:
+    """Versions that stay although nothing serves them: an alias of the caller's would go back to them."""
+    before = rollbacks(ctx.store)
+    return [
+        {"alias": row["alias"], "version": "{}@{}".format(*before[row["alias"]])}
+        for row in seen_aliases(ctx, caller)
+        if row["alias"] in before
+    ]
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:

@@ -20,7 +20,6 @@ from lorad.store.db import Row
 PROCESSES = ("driver", "pool", "trainer", "engine")
 SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
 MOST = 1 << 20  # bytes in one answer
-LONG = re.compile(rf"[^\n]{{{LINE_CHARACTERS + 1},}}")
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
@@ -71,7 +70,10 @@ def read(path: Path, offset: int, limit: int) -> dict[str, Any]:
 
 def shown(text: str) -> str:
     """With long lines cut: a program may print without an end."""
-    return LONG.sub(lambda line: f"{line[0][:LINE_CHARACTERS]}… ({len(line[0]) - LINE_CHARACTERS} more)", text)
+    return "\n".join(
+        line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
+        for line in text.split("\n")
+    )
 
 
 def whole_characters(data: bytes) -> bytes:

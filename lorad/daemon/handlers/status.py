@@ -10,14 +10,16 @@ from typing import Any
 import lorad
 from lorad.daemon.access import is_admin
 from lorad.daemon.context import Context
+from lorad.daemon.distrust import size_of
 from lorad.daemon.gateway import base_url, gateway_socket
 from lorad.daemon.request import Call
 from lorad.tokens import tokens_trouble
 
-TROUBLES = 5  # of what the daemon cannot do now, and tries again
+TROUBLES = 20  # of what the daemon cannot do now, and tries again
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+    owner = call.caller.uid if ctx.system and not is_admin(ctx, call.caller) else None
     counts = ctx.store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
     return {
         "pid": os.getpid(),
@@ -30,9 +32,9 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "url": base_url(ctx),
         "url_trouble": tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         "runs": {row["state"]: row["runs"] for row in counts},
-        "troubles": [] if ctx.system else list(dict.fromkeys(ctx.troubles.values()))[:TROUBLES],
+        "troubles": ctx.troubles.lines(owner)[:TROUBLES],
         "disk": disk(ctx.runs_root),
-        "database": {"schema": ctx.store.schema, "bytes": ctx.home.database.stat().st_size},
+        "database": {"schema": ctx.store.schema, "bytes": size_of(ctx.home.database)},
     }
 
 

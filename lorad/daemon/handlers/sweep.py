@@ -53,8 +53,9 @@ class Point(NamedTuple):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises SpecError (it begins with the point to blame), Conflict, StorageError; then nothing was made."""
     body = call.json(Body)
-    axes, rest = axes_of(body.overrides)
-    grid, user = [[*rest, *point] for point in points_of(axes)], ctx.user(call.caller.uid)
+    user = ctx.user(call.caller.uid)
+    axes, rest = await in_thread(ctx, call.caller.uid, axes_of, body.overrides)
+    grid = [[*rest, *point] for point in points_of(axes)]
     name, points = await in_thread(ctx, call.caller.uid, named, fresh_name(ctx), user, body, grid)
     halving = None if body.halving is None else halving_of(body.halving, [point.spec for point in points])
     refuse(ctx, name, points)

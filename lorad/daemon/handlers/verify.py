@@ -40,13 +40,9 @@ def subject(ctx: Context, run: Row) -> Subject:
     rows, kept = versions(ctx.store, run["name"]), checkpoints(ctx.store, run["name"])
     works, spared = not RunState(run["state"]).is_over, was_spared(ctx, run["name"])
     held = {row["version"] for row in rows if row["pinned"] or row["aliases"]}
-    try:
-        model_path = request_of(run).model_path
-    except (OSError, msgspec.MsgspecError) as error:
-        raise NotFound(f"{run_dir(run).root}/request.json cannot be read: {error}", hint="Restore it.") from None
     return Subject(
         directory=run_dir(run),
-        model_path=Path(model_path),
+        model_path=Path(request_of(run).model_path),
         digests={row["version"]: row["sha256"] for row in rows},
         needed=frozenset(held if works else held | {row["version"] for row in kept}),
         checkpoints=frozenset(row["path"] for row in kept),
