@@ -28,7 +28,7 @@ PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
-class ErrorSaid(Struct):
+class ErrorSaid(Struct, frozen=True):
     """An error as `lorad.errors.to_wire` writes it."""
 
     kind: str = ""
