@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -9,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from lorad.adapters.directory import discard
-from lorad.daemon import budget, disk
+from lorad.daemon import budget, disk, prune
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Request
 from lorad.daemon.making import make_directory
 from lorad.daemon.processes import is_locked
-from lorad.daemon.prune import LEFTOVER_SECONDS, doomed
+from lorad.daemon.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
 from lorad.daemon.rubbish import ORPHAN_SECONDS
-from lorad.paths import AttemptDir
+from lorad.paths import AttemptDir, RunDir
 from lorad.specs import convert
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, open_context, serving, until
@@ -273,3 +274,17 @@ async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: 
     assert sorted(path.name for path in (home / "runs").iterdir()) == ["a", "worked"]
     ctx.store.close()
     ctx.journal.close()
+
+
+async def test_what_a_file_server_with_another_clock_stamps_is_no_leftover(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(home / "runs" / "a")
+    path = aged(run.checkpoints / ".tmp-000001-a1-x", 300)
+    assert leftovers_in(run, before=time.time()) == [path]
+    monkeypatch.setattr(prune, "lag_of", lambda _: 300.0)
+    assert leftovers_in(run, before=time.time()) == []
+
+
+def test_the_clock_of_a_directory_is_measured(tmp_path: Path) -> None:
+    assert abs(lag_of(tmp_path)) < 60.0 and lag_of(tmp_path / "none") == math.inf and not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import time
@@ -198,10 +199,23 @@ def sweep(directory: RunDir) -> None:
 
 
 def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
-    since = min(before, time.time() - LEFTOVER_SECONDS)
+    since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
     parents = (directory.versions, directory.checkpoints)
     found = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
     return [path for path in found if is_older(path, since)]
+
+
+def lag_of(directory: Path) -> float:
+    """Seconds by which the clock that stamps files there is behind this machine's: a file server has its own. Without
+    it a file that is being written would look like one whose writer died. Infinite where nothing can be written."""
+    probe = directory / f"{TEMPORARY}clock-{os.getpid()}"
+    try:
+        probe.touch(mode=0o600)
+        lag = time.time() - probe.stat().st_mtime
+        probe.unlink()
+        return lag
+    except OSError:
+        return math.inf
 
 
 def is_older(path: Path, since: float) -> bool:
