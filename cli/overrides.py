@@ -23,7 +23,7 @@ def changed(override: str, cwd: Path) -> str:
     key, equals, text = override.partition("=")
     if not equals or key.strip() not in KEYS:
         return override
-    values = [text] if text[:1] in "\"'" else text.split(",")  # a sweep separates values by commas
+    values = [text] if text.lstrip()[:1] in ("'", '"', "{", "[") else text.split(",")  # a sweep separates by commas
     return f"{key}={','.join(anchored(key.strip(), value, cwd) for value in values)}"
 
 

@@ -31,6 +31,7 @@ def shared_home() -> Iterator[Path]:
     """A home for a shared daemon, whose processes do not outlive it."""
     with tempfile.TemporaryDirectory(prefix="lr-") as directory:
         home = Path(directory)
+        home.chmod(0o711)  # nobody's home that exists is opened to others
         os.environ["LORAD_HOME"] = directory
         prepare_shared(Home(home))
         try:

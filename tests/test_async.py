@@ -58,6 +58,7 @@ class Driven:
 
     def next(self, **changes: Any) -> Params:
         self.params = msgspec.structs.replace(self.params, attempt=self.params.attempt + 1, **changes)
+        self.run.attempt(self.params.attempt).root.mkdir(parents=True)
         return self.params
 
     def drive(self, stop: StopFlag | None = None, **changes: Any) -> EndFact:
@@ -70,7 +71,6 @@ class Driven:
     def struck(self, step: int, blow: signal.Signals) -> int:
         """Another attempt, in a process that gets a signal as soon as its journal tells of `step`; how it exited."""
         directory = self.run.attempt(self.next().attempt).root
-        directory.mkdir(parents=True)
         parameters.write(directory, self.params)
         child = subprocess.Popen([sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL)
         until(lambda: any(r.step >= step for r in self.facts("step")) or child.poll() is not None)

@@ -182,12 +182,12 @@ def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
         tokens.chmod(0o644)
         made.home.config.write_text(f"gateway: {{port: 39471, tokens: {tokens}}}")  # nothing is served: nobody listens
         wrong = f"{tokens} is readable by others. chmod 600 {tokens}"
-        assert wrong in made.lorad("daemon", "start").stderr
-        assert wrong in made.lorad("doctor", expect=1).stderr and wrong in made.lorad("logs", "--of", "daemon").stdout
+        assert wrong in made.lorad("daemon", "start").stdout
+        assert wrong in made.lorad("doctor", expect=1).stdout and wrong in made.lorad("logs", "--of", "daemon").stdout
         tokens.chmod(0o600)
         told = made.client.status()
         assert (told["url"], told["url_trouble"]) == ("http://127.0.0.1:39471/v1", "")
-        assert "http://127.0.0.1:39471/v1" in made.lorad("daemon", "status").stderr
+        assert "http://127.0.0.1:39471/v1" in made.lorad("daemon", "status").stdout
         made.lorad("daemon", "stop")
         assert wrong in made.lorad("logs", "--of", "daemon").stdout  # though no daemon reads it
         assert "needs the name of a run" in made.lorad("logs", expect=2).stderr

@@ -174,7 +174,7 @@ async def test_a_damaged_file_of_a_run_keeps_it_waiting_in_words(home: Path) -> 
         await pause(ctx, "a")
         (run_dir(runs.get(ctx.store, "a")).root / FILE).write_text("{")
         resume(ctx, "a")
-        assert "cannot be read" in await until(lambda: runs.get(ctx.store, "a")["waiting"])
+        assert "is damaged" in await until(lambda: runs.get(ctx.store, "a")["waiting"])
 
 
 async def test_a_pool_tells_what_it_runs_with_and_who_decided(home: Path) -> None:

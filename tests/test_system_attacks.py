@@ -37,7 +37,7 @@ async def test_who_waits_for_what_never_answers_holds_up_nobody_else(monkeypatch
 
 def test_a_grid_of_a_million_values_is_refused_at_once() -> None:
     with pytest.raises(SpecError, match="more than 256 values"):
-        axes_of([f"seed={','.join(map(str, range(100_000)))}"])
+        axes_of([f"seed={','.join(map(str, range(10_000)))}"])
 
 
 async def test_a_check_that_prints_without_an_end_is_refused() -> None:

@@ -145,7 +145,7 @@ def test_another_users_config_that_is_not_to_be_read_leaves_the_defaults(
 def test_show_tells_the_alarms_of_a_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
-    more = {"attempts": [], "processes": [], "directory": "/runs/sorter"}
+    more = {"attempts": [], "processes": [], "directory": "/runs/sorter", "spec": {}}
     world = World(a_run("sorter", signals={"at": time.time(), "truncated": 1.0}, **more))
     monkeypatch.setattr(show, "Client", lambda: Client(transport=Prepared(world)))
     show.show("sorter")

@@ -260,8 +260,10 @@ async def test_figures_never_wrap_while_their_column_shrinks() -> None:
         side.styles.width = 25
         await until(user, lambda: side.size.width < 25 and "grad norm" in screen_text(user))
         figures = [line for line in screen_text(user).splitlines() if line.strip()]
-        assert [line.split()[0] for line in figures] == ["step", "reward", "loss", "kl", "entropy", "grad"]
-        assert figures[1].split() == ["reward", "0.500"] and figures[-1].split() == ["grad", "norm", "0.500"]
+        assert [line.split()[0] for line in figures] == [
+            *("step", "reward", "reward", "loss", "kl", "entropy", "grad", "mismatch", "clipped")
+        ]
+        assert figures[1].split() == ["reward", "0.500"] and figures[6].split() == ["grad", "norm", "0.500"]
 
 
 async def test_the_cursor_tells_the_values_of_its_step_and_the_figures_go_with_it() -> None:

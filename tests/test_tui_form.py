@@ -138,10 +138,11 @@ def test_a_run_whose_paths_begin_nowhere_known_says_so() -> None:
 
 
 def test_show_tells_where_the_paths_of_a_run_begin(tmp_path: Path) -> None:
-    assert asked_in({"directory": str(tmp_path)}) is None
+    run = {"name": "a", "directory": str(tmp_path)}
+    assert asked_in(run) is None
     facts = {"source": "x", "overrides": [], "model_path": "m", "model_dtype": "float32", "parameters": 1}
     (tmp_path / "request.json").write_bytes(msgspec.json.encode({"cwd": "/there", **facts}))
-    assert asked_in({"directory": str(tmp_path)}) == "/there"
+    assert asked_in(run) == "/there"
 
 
 def test_a_file_that_is_no_spec_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -84,9 +84,10 @@ class User:
         self.terminal.press("P")
         self.terminal.until("paused")
         assert self.run("first")["state"] == "paused"
-        steps = [row["step"] for row in self.made.json("checkpoints", "first")]
+        checkpoints = self.made.json("checkpoints", "first")
+        steps = [row["step"] for row in checkpoints]
         self.terminal.press("4")
-        self.terminal.until("newest, whole", f"@{steps[-2]}")
+        self.terminal.until("newest, whole", f"@{checkpoints[-2]['version']}")  # fewer than steps: some make no update
         self.terminal.press("j", "r")
         self.terminal.until("Resume first", f"lorad resume first --detach --from {steps[-2]}")
         self.terminal.press("C-s")
@@ -109,7 +110,7 @@ class User:
         self.terminal.press("Escape")
         self.terminal.wait(lambda: "completed" in self.terminal.line(" branch "), "the fork is over")
         assert self.run("branch")["origin"].startswith("first@")
-        self.terminal.press("g", "D")
+        self.terminal.press("G", "D")  # what ended comes last
         self.terminal.until("branch?", "deleted for good")
         self.terminal.press("y")
         self.terminal.until("branch is deleted")
