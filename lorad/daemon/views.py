@@ -87,7 +87,7 @@ def reference_of(row: Row) -> dict[str, Any] | None:
     """{name, sha256} of what KL is measured against; None where that is the base."""
     try:
         there = request_of(row).reference
-    except (OSError, msgspec.MsgspecError):
+    except LoradError:
         return None
     return None if there is None else {"name": there.name, "sha256": there.sha256}
 
