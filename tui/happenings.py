@@ -66,6 +66,7 @@ KINDS: dict[str, Callable[[Json], str]] = {
     "rewind": lambda data: f"rewound to step {data['to']}",
     "warning": lambda data: f"warning: {data['message']}",
     "end": lambda data: f"its driver ended: {data['reason']}",
+    "moved": lambda data: f"the files of {data['runs']} runs were moved from {data['from']} to {data['to']}",
     "removed": lambda data: f"deleted{_by(data)}",
     "pin": lambda data: f"@{data['version']} is pinned{_by(data)}",
     "unpin": lambda data: f"@{data['version']} is not pinned any more{_by(data)}",

@@ -15,6 +15,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools import adopt_pools, look_at_process
 from lorad.daemon.processes import attempts_under
 from lorad.daemon.prune import REMOVED, sweep
+from lorad.daemon.relocate import relocate
 from lorad.daemon.troubles import Item, each, guarded, of_pool
 from lorad.paths import RunDir, refuse_open
 from lorad.states import RunState
@@ -27,7 +28,8 @@ def adopt(ctx: Context) -> None:
     """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one. What cannot be read
     keeps no daemon from starting."""
     make_runs_root(ctx)
-    for verb in (sweep_removed, sweep_half_made, sweep_unfinished, adopt_pools, look_at_pools, stop_strangers):
+    sweeps = sweep_removed, sweep_half_made, sweep_unfinished
+    for verb in (relocate, *sweeps, adopt_pools, look_at_pools, stop_strangers):
         guarded(ctx, Item(), verb)
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from lorad.adapters.directory import TEMPORARY
 from lorad.daemon.prune import REMOVED, VERSION, key_of, listed
+from lorad.daemon.relocate import corrected
 from lorad.paths import Home, RunDir
 from lorad.states import RunState
 from lorad.store.check import Report, check
@@ -49,8 +50,12 @@ def of_home(home: Home, runs_root: Path) -> Census:
     reader = Reader(home.database)
     try:
         with reader.at_once():
-            rows = {row["name"]: row for row in reader.rows("SELECT name, state, directory, version FROM runs")}
-            missing = [*missing_directories(rows), *missing_versions(reader, rows), *missing_checkpoints(reader, rows)]
+            rows = {row["name"]: row for row in reader.rows("SELECT name, state, directory, version, spec FROM runs")}
+            missing = [
+                *missing_directories(rows, runs_root),
+                *missing_versions(reader, rows),
+                *missing_checkpoints(reader, rows),
+            ]
             unknown = [*unknown_runs(runs_root, rows), *unknown_files(reader, rows), *unknown_pools(home)]
     finally:
         reader.close()
@@ -66,12 +71,17 @@ def is_there(run: Row) -> bool:
     return Path(run["directory"]).is_dir()
 
 
-def missing_directories(rows: dict[str, Row]) -> Iterator[Finding]:
-    for name, run in rows.items():
-        if not is_there(run):
-            advice = f"Put it back from a copy, or, if the home was moved, make a link where it was; `lorad rm {name}`"
+def missing_directories(rows: dict[str, Row], runs_root: Path) -> Iterator[Finding]:
+    gone = [run for run in rows.values() if not is_there(run)]
+    moved = {run["name"] for run in gone if corrected(run, runs_root)}
+    if moved:
+        what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
+        yield Finding(what, "`lorad daemon start` goes on with them there; one that works is to stop before.")
+    for run in gone:
+        if run["name"] not in moved:
+            advice = f"Put it back, there or into {runs_root}, and start the daemon anew; `lorad rm {run['name']}`"
             advice += " forgets the run."
-            yield Finding(f"run {name}: its directory {run['directory']} is missing", advice)
+            yield Finding(f"run {run['name']}: its directory {run['directory']} is missing", advice)
 
 
 def missing_versions(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:

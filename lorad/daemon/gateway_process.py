@@ -79,16 +79,22 @@ def not_before(lives: list[AttemptDir]) -> float:
 
 
 def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
-    """One with other settings than it would have now makes room for the next."""
+    """One with other settings than it would have now, or begun before the home was moved, makes room for the next."""
     if not ctx.waker.is_watched(attempt.root):
         ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
-        if told_settings(attempt) not in (None, gateway.settings):
-            log.info("%s: config.yaml has changed, it is started again", gateway.title)
+        is_moved = begun_in(attempt) not in (None, str(ctx.home.root))
+        if is_moved or told_settings(attempt) not in (None, gateway.settings):
+            log.info("%s: config.yaml or the place of the home has changed, it is started again", gateway.title)
             ctx.processes.signal(attempt, signal.SIGTERM)
 
 
 def told_settings(attempt: AttemptDir) -> object:
     return read_object(attempt.command).get("gateway")
+
+
+def begun_in(attempt: AttemptDir) -> object:
+    """The home that it serves from."""
+    return read_object(attempt.command).get("cwd")
 
 
 def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:

@@ -35,6 +35,7 @@ def from_facts(facts: Sequence[Fact], runs_root: Path) -> Tables:
         match fact["kind"]:
             case "created":
                 directory = Path(fact["directory"])
+                directory = directory if directory.is_dir() else runs_root / directory.name  # a home that was moved
                 tables.put("runs", of_directory(directory) | {"owner": fact["by"], "created_at": fact["at"]})
                 tell(tables, fact, "state", {"from": None, "state": "queued", "by": fact["by"]})
             case "removed":
@@ -134,7 +135,7 @@ def of_directory(directory: Path) -> Row:
     numbers = [int(attempt.root.name) for attempt in attempts_under(directory)]
     newest = RunDir(directory).attempt(max(numbers, default=0)).spec
     text = newest.read_text() if newest.exists() else RunDir(directory).spec.read_text() if directory.is_dir() else "{}"
-    spec, about = json.loads(text), directory.stat() if directory.is_dir() else None
+    spec, about = own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
     began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
     journal = RunDir(directory).journal
     uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0  # a shared daemon has the directory
@@ -158,6 +159,14 @@ def of_directory(directory: Path) -> Row:
         "ended_at": None,
         "created_at": about.st_mtime if about else time.time(),
     }
+
+
+def own_origin(spec: Fact, directory: Path) -> Fact:
+    """The weights that a fork began with lie in its directory, wherever that was when the spec was written."""
+    lora, own = spec.get("lora") or {}, RunDir(directory).origin
+    if Path(lora.get("adapter_path") or "").parts[-2:] == own.parts[-2:]:
+        lora["adapter_path"] = str(own)
+    return spec
 
 
 def as_it_went(directory: Path) -> Row:

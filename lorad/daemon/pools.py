@@ -50,6 +50,7 @@ def adopt_pools(ctx: Context) -> None:
     """Know every pool that has a directory, alive or not."""
     for root in sorted(ctx.home.pools.iterdir()) if ctx.home.pools.is_dir() else []:
         if pool := load_pool(root):
+            correct_socket(ctx, pool)
             ctx.pools[pool.id] = pool
         elif root.is_dir() and (root / "attempts").is_dir():
             ctx.lost_pools.append(root)
@@ -63,6 +64,7 @@ def find_lost_pools(ctx: Context) -> None:
 
     def find(ctx: Context, root: Path) -> None:
         if pool := load_pool(root):
+            correct_socket(ctx, pool)
             ctx.pools.setdefault(pool.id, pool)
             ctx.lost_pools.remove(root)
         elif not root.is_dir():
@@ -72,6 +74,14 @@ def find_lost_pools(ctx: Context) -> None:
             raise StorageError(f"{root / 'pool.json'} cannot be read, so the pool is left alone", hint=hint)
 
     each(ctx, find, list(ctx.lost_pools), lambda root: Item(f"pool {root.name}"))
+
+
+def correct_socket(ctx: Context, pool: Pool) -> None:
+    """Of a pool whose home was moved, unless it works on the socket that it had."""
+    socket = str(socket_of(ctx, pool.id))
+    if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
+        pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
+        write_json(pool.root / "pool.json", msgspec.to_builtins(pool.setup))
 
 
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
@@ -84,8 +94,7 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
         number += 1
     root = ctx.home.pool(pool_id)
     root.mkdir(parents=True, mode=0o700)
-    socket = root / "work" / "pool.sock" if ctx.system else ctx.home.pool_socket(pool_id)
-    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(socket))
+    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(socket_of(ctx, pool_id)))
     write_json(root / "pool.json", msgspec.to_builtins(named))
     ctx.pools[pool_id] = Pool(named, root)
     return ctx.pools[pool_id]
@@ -110,6 +119,10 @@ def unusable(ctx: Context, pool: Pool) -> str:
     if pool.setup.socket and Path(pool.setup.socket).is_dir():
         return f"{pool.setup.socket} is a directory, not a socket"
     return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
+
+
+def socket_of(ctx: Context, pool_id: str) -> Path:
+    return ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.system else ctx.home.pool_socket(pool_id)
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:

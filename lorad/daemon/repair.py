@@ -17,6 +17,7 @@ from lorad import config
 from lorad.adapters.directory import fsync
 from lorad.daemon import legacy
 from lorad.daemon.journal import Told, read
+from lorad.daemon.relocate import corrected
 from lorad.daemon.run import lock
 from lorad.errors import Conflict, IntegrityError
 from lorad.paths import Home, RunDir
@@ -84,6 +85,8 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     for (name,), row in tables.rows["runs"].items():
         if "directory" not in row:  # the line that told of its beginning is lost
             row |= legacy.of_directory(runs_root / name) | row
+    for row in tables.rows["runs"].values():
+        row |= corrected(row, runs_root) or {}
     words += legacy.add_unknown(tables, runs_root)
     if not told.is_complete:
         words += legacy.add_attempts(tables)

@@ -91,6 +91,12 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     return Taken(new, more, not continues, place.offset)
 
 
+def is_of_run(store: Store, run: str, journal: Path) -> bool:
+    """Whether a journal holds what was taken in for `run` last; anything does before it has begun. Raises OSError."""
+    place = _place(store, run)
+    return not place.seq or (journal.exists() and _unread(journal, place)[0])
+
+
 def _place(store: Store, run: str) -> Place:
     columns = 'start, "offset", seq, crc, told_seq, told_crc'
     row = store.row(f"SELECT {columns} FROM journal_offsets WHERE run = ?", (run,))

@@ -1,0 +1,97 @@
+"""A home, or its `storage`, that was moved while no daemon had it: rows that name the old place are corrected.
+
+Only `runs.directory` and `lora.adapter_path` of a spec hold paths of the home; all others in the database are relative
+to the run's directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.daemon.context import Context
+from lorad.errors import IntegrityError
+from lorad.files import open_file
+from lorad.paths import RunDir
+from lorad.store import events
+from lorad.store.db import Row
+from lorad.store.ingest import is_of_run
+
+log = logging.getLogger("lorad.daemon")
+MOST = 1 << 20  # bytes of a first record that are compared
+
+
+def relocate(ctx: Context) -> None:
+    """Correct the rows of all runs that lie under the present root, in one transaction that the journal records."""
+    rows = ctx.store.rows("SELECT name, directory, spec FROM runs ORDER BY rowid")
+    moved = [(row, columns) for row in rows if (columns := corrected(row, ctx.runs_root)) and is_known(ctx, columns)]
+    if not moved:
+        return
+    former = ", ".join(sorted({str(Path(row["directory"]).parent) for row, _ in moved}))
+    with ctx.store.write() as connection:
+        sql = "UPDATE runs SET directory = :directory, spec = :spec WHERE name = :name"
+        connection.executemany(sql, [columns for _, columns in moved])
+        told = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
+        events.append(ctx.store, None, "moved", told)
+    log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)
+
+
+def corrected(run: Mapping[str, Any], runs_root: Path) -> Row | None:
+    """{name, directory, spec} of a run whose files lie in `runs_root`, and its row says elsewhere; None for any other.
+
+    Where the old directory is still there, the new one must be a copy of it.
+    """
+    old, new = Path(run["directory"]), runs_root / run["name"]
+    if old == new or not is_run(new) or (os.path.isdir(old) and not is_copy(old, new)):
+        return None
+    return {"name": run["name"], "directory": str(new), "spec": respecified(run["spec"], old.parent, runs_root)}
+
+
+def is_known(ctx: Context, columns: Row) -> bool:
+    """Whether the directory has the journal that the database has taken in."""
+    directory = RunDir(Path(columns["directory"]))
+    try:
+        if is_of_run(ctx.store, columns["name"], directory.journal):
+            return True
+        why = "its journal is not the one that the database knows"
+    except (OSError, IntegrityError) as error:
+        why = str(error)
+    log.error("run %s: %s is not taken for its directory: %s", columns["name"], directory.root, why)
+    return False
+
+
+def is_run(directory: Path) -> bool:
+    """A link that leads elsewhere is none."""
+    is_real = os.path.isdir(directory) and not os.path.islink(directory)
+    return is_real and directory.name != ".." and os.path.isfile(directory / "request.json")
+
+
+def is_copy(old: Path, new: Path) -> bool:
+    """Both began alike, and they are not one directory that has two names."""
+    try:
+        return not old.samefile(new) and beginning(RunDir(old)) == beginning(RunDir(new))
+    except OSError:
+        return False
+
+
+def beginning(run: RunDir) -> bytes:
+    """The first record, with when it was written; the spec of a run that has not begun."""
+    path = run.journal if run.journal.exists() else run.spec
+    with open_file(path) as file:
+        return file.readline(MOST)
+
+
+def respecified(spec: str, old_root: Path, runs_root: Path) -> str:
+    """With the weights that it begins with where they are now, if they are files of a run of this home."""
+    plain = msgspec.json.decode(spec)
+    lora = plain.get("lora") or {}
+    path = Path(lora.get("adapter_path") or "")
+    if old_root not in path.parents or ".." in path.parts:
+        return spec
+    lora["adapter_path"] = str(runs_root / path.relative_to(old_root))
+    return msgspec.json.encode(plain).decode()
