@@ -73,7 +73,12 @@ def made(home: Home, setup: PoolSetup, status: PoolStatus, ago: float) -> Pool:
     root = home.pool(setup.pool)
     attempt = AttemptDir(root / "attempts" / "0001")
     attempt.root.mkdir(parents=True)
-    times = {"pid": status.info.pid, "shim_pid": status.info.pid - 1, "started_at": NOW - ago, "start_time": 1}
+    times: dict[str, float | None] = {
+        "pid": status.info.pid,
+        "shim_pid": status.info.pid - 1,
+        "started_at": NOW - ago,
+        "start_time": 1,
+    }
     times |= {"shim_start_time": 1, "exit_code": None, "signal": None}
     attempt.status.write_text(json.dumps(times | {"boot_id": "", "ended_at": None}))
     attempt.log.write_bytes(b"pool: the base is loaded\n" + hostile_log())

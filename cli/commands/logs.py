@@ -20,11 +20,13 @@ app = typer.Typer(add_completion=False)
 WITHOUT_RUN = ("daemon", "gateway")
 SHOWN = 1 << 16  # bytes, of a log that no daemon reads
 
+
 @app.command()
 def logs(
-    run: Annotated[str | None, typer.Argument(
-            metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs
-        )] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over or Ctrl-C.")] = False,
     of: Annotated[
         str,
