@@ -94,7 +94,7 @@ def told_settings(attempt: AttemptDir) -> object:
 
 def begun_in(attempt: AttemptDir) -> object:
     """The home that it serves from."""
-    return read_object(attempt.command).get("cwd")
+    return read_object(attempt.command).get("home")
 
 
 def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
@@ -106,6 +106,7 @@ def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
     argv = [*ctx.commands.gateway, *gateway.arguments]
     env = {**ctx.commands.environment(ctx.home), **gateway.environment}
     about = {"role": "gateway", "attempt": int(attempt.root.name), "gateway": gateway.settings}
+    about |= {"home": str(ctx.home.root)}
     ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=gateway.user)
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
     log.info("%s: starting, life %s", gateway.title, attempt.root.name)
