@@ -55,7 +55,7 @@ def told(made: World, run: str) -> list[tuple[str, str, str]]:
     return [(there["name"], there["sha256"], there["attested"]) for there in found if there]
 
 
-def test_a_reference_outlives_its_run_a_kill_and_the_trainer() -> None:
+def test_a_reference_outlives_its_run_and_a_kill() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2", "lora.rank=8")
         pulled = ("algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=8", "trainer.schedule=cosine")
@@ -70,8 +70,7 @@ def test_a_reference_outlives_its_run_a_kill_and_the_trainer() -> None:
         made.lorad("gc")
         made.lorad("resume", "killed", "--wait")
         assert made.facts("killed") == made.facts("calm") and made.facts("calm")["steps"][0][6] > 1e-4
-        made.lorad("resume", "killed", "trainer.backend=fsdp", "trainer.min_lr=1e-5", "--steps", "9", "--wait")
-        assert len(set(told(made, "killed"))) == 1 and made.client.steps("killed")[8]["metrics"]["kl"]
+        assert len(set(told(made, "killed"))) == 1
         shutil.rmtree(Path(made.client.show("calm")["directory"]) / "reference")
         assert (
             "reference"
