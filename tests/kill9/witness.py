@@ -168,7 +168,7 @@ class Witness:
         for key, told in self.told.items():
             found = known.get(key)
             expected = {"end": told} if key[0] == "end" else told
-            if found is None or any(found[part] != value for part, value in expected.items()):
+            if found is None or any(found.get(part) != value for part, value in expected.items()):
                 yield f"lost fact: {key}: told {told}, there is {found}"
 
     def _lost_events(self, connection: sqlite3.Connection) -> Iterator[str]:
