@@ -20,7 +20,9 @@ MARGIN = 64 << 20  # by which this process may grow meanwhile
 def room(monkeypatch: pytest.MonkeyPatch, left: int) -> int:
     """Of a pool whose share of the machine leaves so many bytes beside what runs already."""
     config = config_of(Path("/"), memory_fraction=0.5)
-    machine = replace(read_machine(), memory=2 * (psutil.Process().memory_info().rss + left))
+    mine = psutil.Process()  # and what other tests in this process left running
+    taken = sum(process.memory_info().rss for process in (mine, *mine.children(recursive=True)))
+    machine = replace(read_machine(), memory=2 * (taken + left))
     monkeypatch.setattr(capacity, "read_machine", lambda: machine)
     return memory_for_adapters(config)
 
