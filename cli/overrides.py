@@ -10,7 +10,8 @@ from pathlib import Path
 DATA = ("data.train", "data.eval")
 REWARD = ("reward", "reward.name")
 FILES = ("lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
-KEYS = (*DATA, *REWARD, "model.path", *FILES)  # whose values may be paths
+REFERENCE = "algorithm.kl.reference"
+KEYS = (*DATA, *REWARD, "model.path", REFERENCE, *FILES)  # whose values may be paths
 DATA_FILES = (".jsonl", ".parquet")
 
 
@@ -41,6 +42,8 @@ def is_path(key: str, value: str, cwd: Path) -> bool:
         return value.lower().endswith(DATA_FILES)
     if key in REWARD:
         return ":" in value
+    if key == REFERENCE:
+        return value.startswith(".") or (cwd / value).is_dir()
     if key == "model.path":
         return (value.startswith(".") or (cwd / value).is_dir()) and not value.startswith("builtin:")
     return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -48,7 +49,7 @@ def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
 
 def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
     """What a text says, before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
-    return _read(text, source)[0]
+    return deepcopy(_read(text, source)[0])
 
 
 @lru_cache(maxsize=4)  # all points of a sweep are of one text

@@ -49,22 +49,24 @@ class Doomed(NamedTuple):
 
 def prune(ctx: Context, run: Row) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
-    if has_silent_pool(ctx, run):
-        ctx.unpruned.add(run["name"])
+    ctx.unpruned.add(run["name"])  # `prune_again` does what this cannot
     if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
         ctx.spawn(discarded(ctx, run["owner_uid"], gone))
+    if not has_silent_pool(ctx, run):
+        ctx.unpruned.discard(run["name"])
 
 
 def prune_again(ctx: Context) -> None:
-    """Runs whose versions a pool might have had, which has answered since."""
+    """Prune the runs for which `prune` raised, and those whose versions a silent pool might have had."""
 
     def prune_run(ctx: Context, name: str) -> None:
-        with contextlib.suppress(NotFound):
+        try:
             run = runs.get(ctx.store, name)
-            if has_silent_pool(ctx, run):
-                return
+        except NotFound:
+            ctx.unpruned.discard(name)
+            return
+        if not has_silent_pool(ctx, run):
             prune(ctx, run)
-        ctx.unpruned.discard(name)
 
     each(ctx, prune_run, sorted(ctx.unpruned), lambda name: Item(f"run {name}"))
 
@@ -199,9 +201,11 @@ def sweep(directory: RunDir) -> None:
 
 
 def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
-    since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
     parents = (directory.versions, directory.checkpoints)
     found = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
+    if not found:
+        return []
+    since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
     return [path for path in found if is_older(path, since)]
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import pwd
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -46,11 +47,12 @@ class Access:
             return name_of(uid_of(peer))
         return self._bearer(request.headers.get("Authorization", ""))
 
-    def sees(self, request: web.Request, owner_uid: int | None) -> bool:
-        """Whether whoever asks may know of a version of this user's. Raises as `owner` does."""
-        if not self._private or owner_uid is None:
-            return True
-        return self.owner(request) in (name_of(owner_uid), name_of(0), name_of(os.geteuid()))
+    def viewer(self, request: web.Request) -> Callable[[int | None], bool]:
+        """Whether whoever asks may know of a version of the user with a uid. Raises as `owner` does."""
+        asker = self.owner(request) if self._private else ""
+        if not self._private or asker in (name_of(0), name_of(os.geteuid())):
+            return lambda owner_uid: True
+        return lambda owner_uid: owner_uid is None or asker == name_of(owner_uid)
 
     def _bearer(self, header: str) -> str:
         scheme, _, token = header.partition(" ")

@@ -87,7 +87,7 @@ def make_app(front: Front) -> web.Application:
 async def forward(front: Front, request: web.Request) -> web.StreamResponse:
     body = await arrived(request)
     way = await front.routes.find(model := model_in(body))
-    if not front.access.sees(request, way.owner_uid):
+    if not front.access.viewer(request)(way.owner_uid):
         raise no_such_model(model)
     async with front.owners.asked(way, request.path, body) as answer:
         return await passed_on(request, answer)

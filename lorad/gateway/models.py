@@ -20,8 +20,8 @@ def add_models(app: web.Application, table: Table, access: Access) -> None:
 
 def seen(table: Table, access: Access, request: web.Request) -> Names:
     """What whoever asks may know of."""
-    names = table.names()
-    versions = {name: served for name, served in names.versions.items() if access.sees(request, served.owner_uid)}
+    names, sees = table.names(), access.viewer(request)
+    versions = {name: served for name, served in names.versions.items() if sees(served.owner_uid)}
     return Names({alias: name for alias, name in names.aliases.items() if name in versions}, versions)
 
 

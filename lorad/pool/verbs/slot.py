@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.directory import verify
-from lorad.adapters.peft import read_peft
+from lorad.adapters.peft import outline
 from lorad.errors import AttestationFailed, Conflict
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant, reference_slot
@@ -70,7 +70,7 @@ async def _clear(pool: Pool, call: Call) -> None:
 
 async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
     """By the engine too, where that was started for adapters like it: the engine never has to serve a reference."""
-    config = (await asyncio.to_thread(read_peft, Path(wanted.directory))).config
+    config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
     if config.rank > args.rank or not set(config.modules) <= set(args.modules):
         return Attestation(
             "inconclusive", "the engine has no room for its rank or modules; the trainer holds its bytes"
@@ -85,7 +85,7 @@ async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVe
     name, directory = reference_slot(slot.slot), Path(wanted.directory)
     opened = [slot.slot]
     try:
-        config = replace((await asyncio.to_thread(read_peft, directory)).config, dropout=args.dropout)
+        config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
         spec = SlotSpec(config, source=directory, tokens_per_microbatch=args.tokens_per_microbatch, frozen=True)
         held = await pool.trainer.open(name, spec)
         opened.append(name)
