@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from lorad.engines.base import Engine
 from lorad.engines.registry import engine_class
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
@@ -63,8 +62,8 @@ async def opened(kind: str, work: Path, model: Path = TINY, **changes: Any) -> A
         await engine.close()
 
 
-async def busy(engine: Engine, call: asyncio.Task[Any]) -> None:
-    """Until a server works on `call`."""
-    while not (await engine.health()).running:
+async def busy(server: RemoteEngine, call: asyncio.Task[Any]) -> None:
+    """Wait until a server works on `call`; `health` would ask the server, which may answer after the call has ended."""
+    while not any(under_way.running for under_way in server._calls.values()):
         assert not call.done(), call.exception()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.001)

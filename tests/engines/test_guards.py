@@ -158,11 +158,11 @@ async def test_more_versions_than_slots_are_all_served_as_themselves(engine: Eng
 
 
 async def test_an_unload_while_the_server_is_paused_blocks_no_load(
-    engine: Engine, shapes: Shapes, paused: asyncio.Event
+    engine: Engine, server: RemoteEngine, shapes: Shapes, paused: asyncio.Event
 ) -> None:
     await load(engine, "run@1", shapes, 1)
     call = asyncio.create_task(complete(engine, "run@1", [prompt(seeds=range(2))], Sampling(20, stream=False)))
-    await busy(engine, call)
+    await busy(server, call)
     unload = asyncio.create_task(engine.unload("run@1"))
     async with asyncio.timeout(30):
         await load(engine, "run@2", shapes, 2)
@@ -176,7 +176,7 @@ async def test_a_paused_server_with_work_in_flight_is_alive(
     engine: Engine, server: RemoteEngine, paused: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = asyncio.create_task(complete(engine, BASE, [prompt()], Sampling(20, stream=False)))
-    await busy(engine, call)
+    await busy(server, call)
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(servers, "SILENT_SECONDS", 0.1)
     hangs = asyncio.create_task(the(server)._hangs())
@@ -211,9 +211,9 @@ async def test_a_load_that_comes_too_late_is_undone(
     await load(engine, "run@1", shapes, 1)
 
 
-async def test_sleep_waits_for_what_is_in_flight_and_the_server_lives(engine: Engine) -> None:
+async def test_sleep_waits_for_what_is_in_flight_and_the_server_lives(engine: Engine, server: RemoteEngine) -> None:
     call = asyncio.create_task(complete(engine, BASE, [prompt(seeds=range(4))], LONG))
-    await busy(engine, call)
+    await busy(server, call)
     await engine.sleep()
     assert call.done()
     late = asyncio.create_task(complete(engine, BASE, [prompt()], SHORT))

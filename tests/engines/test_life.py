@@ -183,7 +183,7 @@ async def test_a_server_whose_worker_is_killed_is_replaced(
     await load(engine, "run@1", shapes, 1)
     expected = tokens(await complete(engine, "run@1", [prompt(seeds=range(8))], WHOLE))
     call = asyncio.create_task(complete(engine, "run@1", [prompt(seeds=range(8))], WHOLE))
-    await busy(engine, call)
+    await busy(server, call)
     people = everybody(server._fleet.servers[0])
     os.kill(next(p.pid for p in people if WORKERS[kind] in " ".join(p.cmdline())), signal.SIGKILL)
     async with asyncio.timeout(RESTART_SECONDS):
