@@ -24,6 +24,8 @@ HURTS: dict[str, Callable[[Path, bytes], object]] = {
     "garbage": lambda path, data: path.write_bytes(b'["x", {"pid": "y"}]'),
     "nuls": lambda path, data: path.write_bytes(bytes(len(data) or 512)),
 }
+if os.geteuid():  # root reads everything
+    HURTS["closed"] = lambda path, data: path.touch(mode=0)
 STATUS = "attempts/0001/status.json"
 FILES = {  # of each kind; what is said of those that are needed, however they are broken, begins with this
     "run": ("runs/victim", "run victim: ", (STATUS,)),
@@ -125,6 +127,17 @@ async def test_a_pool_with_a_status_of_nuls_still_serves(home: Path) -> None:
             await until(lambda: len(api.ctx.troubles))
             await api.run("b")
             assert (await api.until("b", "ended"))["pool"] == "tiny-1"
+
+
+async def test_a_run_whose_journal_cannot_be_read_can_be_killed(home: Path) -> None:
+    async with serving(home) as api:
+        submit(api.ctx, "a", trainer={"steps": 100_000})
+        await until(partial(has_begun, api.ctx, "a"))
+        with broken(home / "runs" / "a" / "journal.jsonl", "directory"):
+            await until(partial(is_said, api.ctx, "run a: "))
+            await api("kill", "a")
+            run = await api.until("a", "ended")
+        assert run["reason"] == "killed" and "journal.jsonl" in run["detail"]
 
 
 @pytest.mark.parametrize("file", ["request.json", "runtime.json"])

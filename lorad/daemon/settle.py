@@ -37,6 +37,10 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
         reason, detail = EndReason.FAILED, error.message
         runs.set_fields(ctx.store, name, wanted="stop")
         run = runs.get(ctx.store, name)
+    except OSError as error:
+        if run["wanted"] != "kill":
+            raise  # it may be read again later
+        detail = f"{detail}; its journal cannot be read: {error}"
     if reason is EndReason.STOPPED and run["detail"]:  # of who stopped it
         detail = f"{run['detail']}; {detail}"
     log.info("run %s: attempt %d is over: %s: %s", name, run["attempt"], reason, detail)
