@@ -141,7 +141,7 @@ class Client:
         self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
     ) -> Json:
         """Queue a new attempt from the checkpoint at `step` (default: the newest whole one): a run plus
-        {changed_inputs: [files that the attempt before read and that are others now, in words]}.
+        {warnings, changed_inputs: [files that the attempt before read and that are others now, in words]}.
 
         overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
         """
@@ -255,7 +255,7 @@ class Client:
         return self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
 
     def fork(self, version: str, *, overrides: Strings, name: str | None, steps: int | None, fresh: bool) -> Json:
-        """A new run that begins with a version and its optimizer's state (fresh: without that): a run."""
+        """A new run that begins with a version and its optimizer's state (fresh: without it): a run plus {warnings}."""
         body = {"overrides": overrides, "name": name, "steps": steps, "fresh": fresh}
         return self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", body)
 

@@ -23,6 +23,12 @@ def checkout() -> Path | None:
     return root if (root / ".ci" / "setup-engines").is_file() else None
 
 
+def python_path(*others: str | None) -> str:
+    """A PYTHONPATH in which this lorad comes first, then what others say."""
+    entries = [str(Path(__file__).resolve().parent.parent), *(entry for entry in others if entry)]
+    return os.pathsep.join(dict.fromkeys(os.pathsep.join(entries).split(os.pathsep)))
+
+
 def default_home() -> Path:
     """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`."""
     if home := os.environ.get("LORAD_HOME"):

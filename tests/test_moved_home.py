@@ -37,6 +37,14 @@ def closed(ctx: Any) -> None:
     ctx.journal.close()
 
 
+async def with_a_fork(api: Api) -> None:
+    """Two runs that have ended: `a`, and `fresh`, which began with a version of it."""
+    await api.run("a")
+    await api.until("a", "ended")
+    await fork(api, "a@1004", name="fresh", fresh=True)
+    await api.until("fresh", "ended")
+
+
 async def works(api: Api, home: Path) -> None:
     """All that reads files of the run `a`, and new facts are taken in."""
     assert (await api("show", "a"))["directory"] == str(home / "runs/a")
@@ -55,10 +63,7 @@ async def works(api: Api, home: Path) -> None:
 
 async def test_a_home_moved_between_two_daemons_works_on(home: Path) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
-        await fork(api, "a@1004", name="fresh", fresh=True)
-        await api.until("fresh", "ended")
+        await with_a_fork(api)
     new = moved(home)
     (found,) = of_home(Home(new), new / "runs").missing
     assert found.what == f"the files of 2 runs were moved to {new}/runs" and "lorad daemon start" in found.advice
@@ -75,10 +80,7 @@ async def test_a_home_moved_between_two_daemons_works_on(home: Path) -> None:
 @pytest.mark.parametrize("journal", ["whole", "gone"])
 async def test_a_moved_home_is_repaired_where_it_is(home: Path, journal: str) -> None:
     async with serving(home) as api:
-        await api.run("a")
-        await api.until("a", "ended")
-        await fork(api, "a@1004", name="fresh", fresh=True)
-        await api.until("fresh", "ended")
+        await with_a_fork(api)
     new = moved(home)
     cut_off(new)
     if journal == "gone":

@@ -152,10 +152,9 @@ def serves(_target: str, row: Json) -> str:
     return f"{row['alias']} serves {row['run']}@{row['version']}{before} ({row['attestation']['verdict']})."
 
 
-LIVE, ENDED, OVER = (
-    frozenset(states)
-    for states in (("queued", "starting", "running", "stopping"), ("ended",), ("stopping", "paused", "ended"))
-)
+LIVE = frozenset(["queued", "starting", "running", "stopping"])
+ENDED = frozenset(["ended"])
+OVER = frozenset(["stopping", "paused", "ended"])
 RUNS = (
     _plain(
         "pause",

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-import lorad
-from lorad.paths import Home
+from lorad.paths import Home, python_path
 from lorad.runtime import Runtime
 
 LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
-PACKAGE_PARENT = Path(lorad.__file__).resolve().parent.parent
 
 
 def _module(name: str) -> tuple[str, ...]:
@@ -31,11 +28,9 @@ class Commands:
 
     def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:
         """What is added to the daemon's own environment."""
-        inherited = os.environ.get("PYTHONPATH", "")
-        paths = [str(PACKAGE_PARENT), *filter(None, (pythonpath, inherited))]
         return {
             "LORAD_HOME": str(home.root),
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(os.pathsep.join(paths).split(os.pathsep))),
+            "PYTHONPATH": python_path(pythonpath, os.environ.get("PYTHONPATH")),
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
             **runtime.environment(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -43,7 +43,7 @@ FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 
 def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
-    queue = in_turn(ctx, runs.in_states(ctx.store, RunState.QUEUED))
+    queue = in_turn(ctx)
     ctx.wishes = {}
 
     def place_queued(ctx: Context, run: Row) -> None:
@@ -58,12 +58,13 @@ def place_runs(ctx: Context) -> None:
             runs.set_fields(ctx.store, run["name"], waiting=FAR_BACK)
 
 
-def in_turn(ctx: Context, queued: Sequence[Row]) -> list[Row]:
-    """The order of the queue: by priority; then owners take turns of TURN runs each, whoever had none for longest
-    first; then by age. So nobody waits until all runs of somebody else are over. `queued` comes by priority and age.
+def in_turn(ctx: Context) -> list[Row]:
+    """The queue in its order: by priority; then owners take turns of TURN runs each, whoever had none for longest
+    first; then by age. So nobody waits until all runs of somebody else are over.
     """
+    queued = runs.in_states(ctx.store, RunState.QUEUED)
     if len({run["owner_uid"] for run in queued}) < 2:
-        return [*queued]
+        return queued
     ahead, latest = Counter(run["owner_uid"] for run in active_runs(ctx)), runs.latest_starts(ctx.store)
     turns = []
     for run in queued:
@@ -173,8 +174,7 @@ def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup
 def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     """By kind, the widest server that anybody in the queue asks for."""
     widest: dict[str, PoolSetup] = {}
-    queue = in_turn(ctx, runs.in_states(ctx.store, RunState.QUEUED))
-    for run in queue[:LOOKED_AT]:
+    for run in in_turn(ctx)[:LOOKED_AT]:
         with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # it needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:

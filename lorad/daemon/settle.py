@@ -29,18 +29,11 @@ log = logging.getLogger("lorad.daemon")
 def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
     name = run["name"]
-    reason, detail = verdict(ctx, run, driver)
-    try:
-        if not is_told(ctx, run):
-            return
-    except IntegrityError as error:  # nothing more of this run is believed
-        reason, detail = EndReason.FAILED, error.message
-        runs.set_fields(ctx.store, name, wanted="stop")
-        run = runs.get(ctx.store, name)
-    except OSError as error:
-        if run["wanted"] != "kill":
-            raise  # it may be read again later
-        detail = f"{detail}; its journal cannot be read: {error}"
+    last = last_word(ctx, run, driver)
+    if last is None:
+        return
+    reason, detail = last
+    run = runs.get(ctx.store, name)
     if reason is EndReason.STOPPED and run["detail"]:  # of who stopped it
         detail = f"{run['detail']}; {detail}"
     log.info("run %s: attempt %d is over: %s: %s", name, run["attempt"], reason, detail)
@@ -64,6 +57,22 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
     ctx.cuts.pop((name, run["attempt"]), None)
     ctx.signalled.pop(attempt_dir(run).root, None)
     prune(ctx, runs.get(ctx.store, name))
+
+
+def last_word(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, str] | None:
+    """The verdict on the attempt once all of its journal is taken in, None before. A journal that is not to be believed
+    makes the run fail. Raises OSError for one that cannot be read, unless the run is to be killed.
+    """
+    reason, detail = verdict(ctx, run, driver)
+    try:
+        return (reason, detail) if is_told(ctx, run) else None
+    except IntegrityError as error:
+        runs.set_fields(ctx.store, run["name"], wanted="stop")
+        return EndReason.FAILED, error.message
+    except OSError as error:
+        if run["wanted"] != "kill":
+            raise
+        return reason, f"{detail}; its journal cannot be read: {error}"
 
 
 def driver_lost_its_pool(run: Row) -> bool:

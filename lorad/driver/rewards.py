@@ -18,12 +18,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-import lorad
 from lorad.children import guard
 from lorad.driver.printed import pass_on
 from lorad.driver.reward_child import Ready, Reply, Setup
 from lorad.errors import SpecError
 from lorad.machine import read_machine
+from lorad.paths import python_path
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import BUILTIN, RewardInput, builtin
 from lorad.specs import RewardSpec
@@ -242,8 +242,7 @@ def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str
         for name, value in given.items()
         if name in PASSED or name in named or name.startswith(PASSED_PREFIXES) or name.lower().endswith("_proxy")
     }
-    root = str(Path(lorad.__file__).parents[1])
-    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, [root, given.get("PYTHONPATH")]))}
+    return {**found, "PYTHONPATH": python_path(given.get("PYTHONPATH"))}
 
 
 def _setup(spec: RewardSpec, cwd: Path) -> Setup:

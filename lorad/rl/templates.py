@@ -10,14 +10,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-import lorad
 from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+from lorad.paths import python_path
 
 Chat = Sequence[Mapping[str, Any]]
 AT_ONCE = 64  # chats in one request to the process
@@ -101,14 +100,12 @@ class Renderer:
             texts.append(rendered.text)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        root = str(Path(lorad.__file__).parents[1])
-        path = os.pathsep.join(filter(None, [root, self._environment.get("PYTHONPATH")]))
         light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
         self._process = process = subprocess.Popen(
             [*self._prefix, sys.executable, "-P", "-m", "lorad.rl.template_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**self._environment, **light, "PYTHONPATH": path},
+            env={**self._environment, **light, "PYTHONPATH": python_path(self._environment.get("PYTHONPATH"))},
         )
         self._end = weakref.finalize(self, _end, process)
         _send(process, msgspec.json.encode(self._setup))

@@ -28,4 +28,5 @@ def log_of(ctx: Context, call: Call, of: str) -> Path:
     if of != "gateway":
         raise SpecError(f"no log of {of!r} without a run", hint="Choose daemon or gateway, or name a run.")
     gateway = public_gateway(ctx) if is_admin(ctx, call.caller) else gateway_of(ctx, call.caller.uid)
-    return gateway.lives[-1].log if gateway.lives else Path(os.devnull)
+    lives = gateway.lives
+    return lives[-1].log if lives else Path(os.devnull)
