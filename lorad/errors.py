@@ -73,7 +73,7 @@ class IntegrityError(LoradError):
 
 
 class StorageError(LoradError):
-    """The disk does not take what has to be written: full, over quota, or not writable."""
+    """The disk does not take what has to be written: full, over quota, not writable, or the place is gone."""
 
     status = 507
 

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from lorad.client import Client
 from lorad.daemon.census import of_home
 from lorad.daemon.context import request_of
 from lorad.daemon.relocate import relocate
@@ -20,6 +22,7 @@ from tests.daemon_world import Api, finished, open_context, serving
 from tests.leftovers import kill_leftovers
 from tests.test_fork import fork
 from tests.test_repair import cut_off
+from tests.world import world
 
 
 def moved(home: Path) -> Path:
@@ -89,6 +92,22 @@ async def test_a_moved_home_is_repaired_where_it_is(home: Path, journal: str) ->
     async with serving(new) as api:
         await works(api, new)
     kill_leftovers(home)
+
+
+def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now() -> None:
+    with world() as made:
+        made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")
+        made.reached("a", 3)
+        driver, old = made.pid("a", "driver"), made.home.root
+        made.home = Home(old.rename(old.with_name("new")))
+        made.client = Client(made.home)
+        made.until(lambda: not psutil.pid_exists(driver), "nothing that it writes would be kept")
+        made.lorad("daemon", "start")
+        ended = made.over("a")
+        assert ended["reason"] == "failed" and f"{old}/runs/a was moved or removed" in ended["detail"]
+        assert ended["directory"] == f"{made.home.root}/runs/a"
+        made.lorad("resume", "a", "--steps", ended["step"] + 2, "--wait")
+        kill_leftovers(old)
 
 
 def test_what_is_not_the_run_is_not_taken_for_it(home: Path) -> None:

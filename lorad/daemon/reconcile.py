@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,13 +33,22 @@ from lorad.states import Move, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
 
+log = logging.getLogger("lorad.daemon")
+
 ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 async def reconcile(ctx: Context) -> None:
-    """Until the daemon closes. However much there is to do, as much time is left for requests."""
+    """Until the daemon closes, or its home is moved: it would judge runs by files that are elsewhere.
+
+    However much there is to do, as much time is left for requests.
+    """
     clock = asyncio.get_running_loop().time
     while not ctx.closing:
+        if ctx.store.is_moved:
+            log.error("%s was moved or removed; the daemon ends, start it where its home is now", ctx.home.root)
+            ctx.close()
+            break
         began = clock()
         pass_once(ctx)
         await asyncio.sleep(clock() - began)

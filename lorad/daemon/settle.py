@@ -60,12 +60,13 @@ def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
 
 
 def last_word(ctx: Context, run: Row, driver: ProcessState) -> tuple[EndReason, str] | None:
-    """The verdict on the attempt once all of its journal is taken in, None before. A journal that is not to be believed
-    makes the run fail. Raises OSError for one that cannot be read, unless the run is to be killed.
+    """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was just moved. A
+    journal that is not to be believed makes the run fail. Raises OSError for one that cannot be read, unless the run is
+    to be killed.
     """
     reason, detail = verdict(ctx, run, driver)
     try:
-        return (reason, detail) if is_told(ctx, run) else None
+        return (reason, detail) if is_told(ctx, run) and not ctx.store.is_moved else None
     except IntegrityError as error:
         runs.set_fields(ctx.store, run["name"], wanted="stop")
         return EndReason.FAILED, error.message

@@ -40,11 +40,12 @@ def is_written(session: Session) -> bool:
 def checkpoint(session: Session) -> None:
     """Write one of the present step, with the samples that older versions make for the steps to come.
 
-    Raises StorageError (disk full): the checkpoints before it stay.
+    Raises StorageError (disk full, the run's directory is gone): the checkpoints before it stay.
     """
     state = session.state
     final = session.run_dir.checkpoint(state.step, session.params.attempt)
     with session.timed("checkpoint"):
+        session.journal.check_place()
         made = session.ahead.made() if session.ahead is not None else []
         temporary = directory.begin(final)
         session.pool.call("save", Save(str(temporary)))

@@ -8,12 +8,14 @@ from lorad.protocol.journal import VersionFact
 
 
 def publish(session: Session, step: int) -> Published:
-    """Version `next_version` with the slot's weights after `step` steps. Raises AttestationFailed, AdapterRefused."""
+    """Version `next_version` with the slot's weights after `step` steps. Raises AttestationFailed, AdapterRefused,
+    StorageError (the run's directory is gone)."""
     state, lora = session.state, session.spec.lora
     number, parent = state.next_version, state.version if state.version >= 0 else None
     before = (session.params.origin or None) if parent is None else f"{session.params.run}@{parent}"
     directory = session.run_dir.version(number)
     with session.timed("publish"):
+        session.journal.check_place()
         published: Published = session.pool.call("publish", Publish(number, step, before, str(directory)))
         fact = VersionFact(
             version=number,

@@ -12,6 +12,7 @@ Kinds and their data (docs of the fields: the structs below):
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -25,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.bounds import RECORD_BYTES
-from lorad.errors import Conflict, IntegrityError
+from lorad.errors import Conflict, IntegrityError, StorageError
 from lorad.files import open_file
 from lorad.protocol.inputs import Input
 
@@ -189,7 +190,7 @@ class JournalWriter:
     """
 
     def __init__(self, path: Path, run: str, attempt: int) -> None:
-        self.run, self.attempt = run, attempt
+        self.run, self.attempt, self._path = run, attempt, path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,6 +234,16 @@ class JournalWriter:
             raise
         self._seq += 1
         return record
+
+    def check_place(self) -> None:
+        """Raises StorageError when the file no longer has its name: what is written beside it would be lost."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._fd), self._path.stat()):
+                return
+        raise StorageError(
+            f"{self._path.parent} was moved or removed while the run worked",
+            hint=f"Put it back, or start the daemon where the home is now; then `lorad resume {self.run}`.",
+        )
 
     def close(self) -> None:
         os.close(self._fd)

@@ -108,7 +108,7 @@ class Store(Rows):
             _create(path)
             self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
             self._waits = BUSY_SECONDS
-            self._file = path.stat().st_dev, path.stat().st_ino
+            self._file, self._directory = identity(path), identity(path.parent)
             try:
                 with self._in_words():
                     self._prepare()
@@ -173,11 +173,12 @@ class Store(Rows):
     @property
     def is_in_place(self) -> bool:
         """Whether the file that was opened still has its name."""
-        try:
-            there = self.path.stat()
-        except OSError:
-            return False
-        return (there.st_dev, there.st_ino) == self._file
+        return identity(self.path) == self._file
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether its whole directory has another name now, or none."""
+        return identity(self.path.parent) != self._directory
 
     def empty_wal(self) -> None:
         """What is in the WAL goes to the database, unless somebody reads."""
@@ -233,6 +234,15 @@ class Store(Rows):
             self._connection.backup(copy)
         part.replace(path)
         _fsync(path.parent)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what has this name; None when nothing has."""
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
 
 
 def _create(path: Path) -> None:
