@@ -95,10 +95,10 @@ PROBES = {
 }
 
 
-@pytest.mark.parametrize("template", PROBES)
-def test_a_template_finds_what_transformers_gives_it(template: str, tmp_path: Path) -> None:
-    found = Tokenizer(write(tmp_path, template), date=THEN)
-    assert found.chat([{"role": "user", "content": "<ü>"}], {"enable_thinking": False}) == PROBES[template]
+def test_a_template_finds_what_transformers_gives_it(tmp_path: Path) -> None:
+    found = Tokenizer(write(tmp_path, "|".join(PROBES)), date=THEN)
+    text = found.chat([{"role": "user", "content": "<ü>"}], {"enable_thinking": False})
+    assert text.split("|") == [*PROBES.values()]
 
 
 SWOLLEN = "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
