@@ -67,6 +67,7 @@ def test_a_run_learns_resumes_and_leaves_an_adapter_for_everybody(
     attested_and_base_untouched(made)
     checkpoint = Path(made.client.checkpoints("cell")[-1]["path"])
     peft_sorts(checkpoint)
+    a_fork_stays_with_its_start(made)
     another_trainer_goes_on(made, checkpoint, last)
 
 
@@ -112,6 +113,14 @@ def attested_and_base_untouched(made: World) -> None:
     attempts = [record.data for record, _ in read(made.home.run("cell").journal) if record.kind == "attempt"]
     assert len(attempts) == 2 and attempts[1]["resumed_from"] is not None
     assert len({attempt["base_checksum"] for attempt in attempts}) == 1
+
+
+def a_fork_stays_with_its_start(made: World) -> None:
+    """It begins where its KL reference is, which the same trainer holds and the same engine attests."""
+    made.lorad("fork", "cell", "algorithm.kl.coef=0.1", "--fresh", "--steps", 2, "--name", "fork", "--wait")
+    first, second = (step["metrics"]["kl"] for step in made.client.steps("fork"))
+    assert abs(first) < 1e-6 < second
+    assert made.client.show("fork")["warnings"] == []
 
 
 def peft_sorts(checkpoint: Path) -> None:
