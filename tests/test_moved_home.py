@@ -98,10 +98,10 @@ def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now()
     with world() as made:
         made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")
         made.reached("a", 3)
-        driver, old = made.pid("a", "driver"), made.home.root
+        old, pids = made.home.root, (made.pid("a", "driver"), made.client.status()["pid"])
         made.home = Home(old.rename(old.with_name("new")))
         made.client = Client(made.home)
-        made.until(lambda: not psutil.pid_exists(driver), "nothing that it writes would be kept")
+        made.until(lambda: not any(map(psutil.pid_exists, pids)), "nothing that driver and daemon write would be kept")
         made.lorad("daemon", "start")
         ended = made.over("a")
         assert ended["reason"] == "failed" and f"{old}/runs/a was moved or removed" in ended["detail"]

@@ -19,7 +19,7 @@ from lorad.driver.params import Params
 from lorad.driver.rewards import Rewarder
 from lorad.driver.session import Session, State, StopFlag, load_spec
 from lorad.driver.trainers import needs_base
-from lorad.errors import AttestationFailed, LoradError, PoolLost
+from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.paths import AttemptDir, RunDir
@@ -63,7 +63,18 @@ def attempt(params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopF
             session.state = state
             return drive(session), state.step
     except Exception as error:
-        return reason(error, params.run, run_dir), state.step
+        return reason(cause(error, journal), params.run, run_dir), state.step
+
+
+def cause(error: Exception, journal: JournalWriter) -> Exception:
+    """In a directory that was moved away, anything fails, and that it was moved is why."""
+    try:
+        journal.check_place()
+    except StorageError as moved:
+        return moved
+    except OSError:
+        pass
+    return error
 
 
 def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
