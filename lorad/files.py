@@ -23,6 +23,14 @@ _KINDS = {
 }
 
 
+def names(path: Path, known: os.stat_result) -> bool:
+    """Whether `path` is a name of the file or directory that `known` describes; False where nothing has that name."""
+    try:
+        return os.path.samestat(path.stat(), known)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def open_file(path: Path, *, links: bool = True) -> BufferedReader:
     """A regular file, open for reading. links: whether `path` itself may be a symbolic link."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if links else os.O_NOFOLLOW)

@@ -17,15 +17,17 @@ SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
 
 
+INSTALLED = Path(__file__).resolve().parent.parent  # where `import lorad` finds it
+
+
 def checkout() -> Path | None:
     """The source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
-    root = Path(__file__).resolve().parent.parent
-    return root if (root / ".ci" / "setup-engines").is_file() else None
+    return INSTALLED if (INSTALLED / ".ci" / "setup-engines").is_file() else None
 
 
 def python_path(*others: str | None) -> str:
     """A PYTHONPATH in which this lorad comes first, then what others say."""
-    entries = [str(Path(__file__).resolve().parent.parent), *(entry for entry in others if entry)]
+    entries = [str(INSTALLED), *(entry for entry in others if entry)]
     return os.pathsep.join(dict.fromkeys(os.pathsep.join(entries).split(os.pathsep)))
 
 

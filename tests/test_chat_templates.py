@@ -123,7 +123,10 @@ def test_a_hostile_template_is_cut_and_named_with_its_line(template: str, says: 
     line = 2 if says.startswith("it") else 1
     with pytest.raises(SpecError, match=rf"rows\.jsonl:{line}: the chat template refused the messages: .*{says}"):
         load_data("rows.jsonl", "train", Data(), tokenizer, 0, tmp_path)
-    if line == 2:
+    if line == 1:
+        with pytest.raises(SpecError, match=f"the chat template refused the messages: .*{says}"):
+            tokenizer.chat([{"role": "user", "content": "x"}])
+    else:
         assert tokenizer.chat([{"role": "user", "content": "a"}]) == "ok"  # by another process where one was killed
     tokenizer.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -275,3 +277,24 @@ def test_events_can_be_neither_changed_nor_deleted(store: Store) -> None:
     for sql in ("UPDATE events SET kind = 'x'", "DELETE FROM events"):
         with pytest.raises(sqlite3.IntegrityError, match="events never"), store.write() as connection:
             connection.execute(sql)
+
+
+def test_a_home_is_moved_when_its_name_is_gone_and_not_when_a_disk_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    store = Store(home / "lorad.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        assert not store.is_moved
+    assert not store.is_moved
+    home.rename(tmp_path / "new")
+    assert store.is_moved
+    home.mkdir()
+    assert store.is_moved
+    store.close()
+
+
+def failing(path: Path, **_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -82,19 +82,11 @@ def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
     """One with other settings than it would have now, or begun before the home was moved, makes room for the next."""
     if not ctx.waker.is_watched(attempt.root):
         ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
-        is_moved = begun_in(attempt) not in (None, str(ctx.home.root))
-        if is_moved or told_settings(attempt) not in (None, gateway.settings):
+        began = read_object(attempt.command)  # earlier versions did not write all of it
+        is_moved = began.get("home") not in (None, str(ctx.home.root))
+        if is_moved or began.get("gateway") not in (None, gateway.settings):
             log.info("%s: config.yaml or the place of the home has changed, it is started again", gateway.title)
             ctx.processes.signal(attempt, signal.SIGTERM)
-
-
-def told_settings(attempt: AttemptDir) -> object:
-    return read_object(attempt.command).get("gateway")
-
-
-def begun_in(attempt: AttemptDir) -> object:
-    """The home that it serves from."""
-    return read_object(attempt.command).get("home")
 
 
 def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:

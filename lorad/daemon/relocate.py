@@ -44,10 +44,12 @@ def relocate(ctx: Context) -> None:
 def corrected(run: Mapping[str, Any], runs_root: Path) -> Row | None:
     """{name, directory, spec} of a run whose files lie in `runs_root`, and its row says elsewhere; None for any other.
 
-    Where the old directory still is one of a run, the new one must be a copy of it.
+    Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to see that
+    its home was moved may have made the old one again; there is neither a request nor a journal in it.
     """
     old, new = Path(run["directory"]), runs_root / run["name"]
-    if old == new or not is_run(new) or (is_run(old) and not is_copy(old, new)):
+    is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
+    if old == new or not is_run(new) or (is_there and not is_copy(old, new)):
         return None
     return {"name": run["name"], "directory": str(new), "spec": respecified(run["spec"], old.parent, runs_root)}
 

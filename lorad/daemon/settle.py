@@ -29,8 +29,7 @@ log = logging.getLogger("lorad.daemon")
 def settle(ctx: Context, run: Row, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
     name = run["name"]
-    last = last_word(ctx, run, driver)
-    if last is None:
+    if (last := last_word(ctx, run, driver)) is None:
         return
     reason, detail = last
     run = runs.get(ctx.store, name)

@@ -8,8 +8,10 @@ from lorad.protocol.journal import VersionFact
 
 
 def publish(session: Session, step: int) -> Published:
-    """Version `next_version` with the slot's weights after `step` steps. Raises AttestationFailed, AdapterRefused,
-    StorageError (the run's directory is gone)."""
+    """Version `next_version` with the slot's weights after `step` steps.
+
+    Raises AttestationFailed, AdapterRefused, StorageError (the run's directory is gone).
+    """
     state, lora = session.state, session.spec.lora
     number, parent = state.next_version, state.version if state.version >= 0 else None
     before = (session.params.origin or None) if parent is None else f"{session.params.run}@{parent}"

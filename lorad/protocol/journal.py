@@ -12,7 +12,6 @@ Kinds and their data (docs of the fields: the structs below):
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
@@ -27,7 +26,7 @@ from msgspec import Struct
 
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
-from lorad.files import open_file
+from lorad.files import names, open_file
 from lorad.protocol.inputs import Input
 
 VERSION = 1
@@ -236,10 +235,12 @@ class JournalWriter:
         return record
 
     def check_place(self) -> None:
-        """Raises StorageError when the file no longer has its name: what is written beside it would be lost."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._fd), self._path.stat()):
-                return
+        """Raises StorageError when the file no longer has its name, since what is written beside it would be lost.
+
+        Raises OSError when its name cannot be looked up.
+        """
+        if names(self._path, os.fstat(self._fd)):
+            return
         raise StorageError(
             f"{self._path.parent} was moved or removed while the run worked",
             hint=f"Put it back, or start the daemon where the home is now; then `lorad resume {self.run}`.",

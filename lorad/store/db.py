@@ -13,6 +13,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from lorad.errors import Conflict, IntegrityError, LoradError
+from lorad.files import names
 from lorad.migrations import MIGRATIONS
 from lorad.store.record import Journal, Recorder, number_of
 from lorad.store.record import Row as Row
@@ -108,7 +109,7 @@ class Store(Rows):
             _create(path)
             self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
             self._waits = BUSY_SECONDS
-            self._file, self._directory = identity(path), identity(path.parent)
+            self._file, self._directory = path.stat(), path.parent.stat()
             try:
                 with self._in_words():
                     self._prepare()
@@ -172,13 +173,19 @@ class Store(Rows):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file that was opened still has its name."""
-        return identity(self.path) == self._file
+        """Whether the file that was opened still has its name; False as well where that cannot be looked up."""
+        try:
+            return names(self.path, self._file)
+        except OSError:
+            return False
 
     @property
     def is_moved(self) -> bool:
-        """Whether its whole directory has another name now, or none."""
-        return identity(self.path.parent) != self._directory
+        """Whether its whole directory has another name now, or none; False where that cannot be looked up."""
+        try:
+            return not names(self.path.parent, self._directory)
+        except OSError:  # a file server that does not answer for a moment
+            return False
 
     def empty_wal(self) -> None:
         """What is in the WAL goes to the database, unless somebody reads."""
@@ -234,15 +241,6 @@ class Store(Rows):
             self._connection.backup(copy)
         part.replace(path)
         _fsync(path.parent)
-
-
-def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of what has this name; None when nothing has."""
-    try:
-        there = path.stat()
-    except OSError:
-        return None
-    return there.st_dev, there.st_ino
 
 
 def _create(path: Path) -> None:
