@@ -287,13 +287,14 @@ def test_a_home_is_moved_when_its_name_is_gone_and_not_when_a_disk_does_not_answ
     store = Store(home / "lorad.db")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", failing)
-        assert not store.is_moved
-    assert not store.is_moved
+        found = [store.is_moved]
+    found.append(store.is_moved)
     home.rename(tmp_path / "new")
-    assert store.is_moved
-    home.mkdir()
-    assert store.is_moved
+    found.append(store.is_moved)
+    home.mkdir()  # another one of its name
+    found.append(store.is_moved)
     store.close()
+    assert found == [False, False, True, True]
 
 
 def failing(path: Path, **_: object) -> None:
