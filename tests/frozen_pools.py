@@ -11,9 +11,10 @@ import msgspec
 
 from lorad.daemon.devices import Device
 from lorad.daemon.foreign import Process, Sight
-from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.pool import Pool
 from lorad.daemon.processes import Processes, ProcessState
 from lorad.paths import AttemptDir, Home
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus
 from lorad.protocol.traffic import FILE, Figures, Told
@@ -97,8 +98,10 @@ def qwen() -> tuple[PoolSetup, PoolStatus, float]:
     servers = ServerSetup(
         python="/opt/sglang/bin/python", max_rank=32, targets=("q_proj", "o_proj"), context_length=8192
     )
-    setup = PoolSetup("qwen3-8b-1", QWEN, "/srv/models/Qwen3-8B", "bfloat16", "fsdp", "sglang", "timesliced", 8,
-                      "cuda:0", deterministic=False, server=servers, owner=ANN)  # fmt: skip
+    setup = PoolSetup(
+        pool="qwen3-8b-1", model=QWEN, model_path="/srv/models/Qwen3-8B", dtype="bfloat16", trainer="fsdp",
+        engine="sglang", mode="timesliced", threads=8, device="cuda:0", deterministic=False, server=servers, owner=ANN,
+    )  # fmt: skip
     runs = ("support-bot", "sample"), ("bold-lr", "train"), ("one-answer", "idle"), ("judge-fails", "sample")
     tenants = [Tenant(run, 1, phase, 43_646_976, 698_351_616, 3.5 * n) for n, (run, phase) in enumerate(runs)]
     engine = EngineStatus(True, False, 96, 12, slots_used=6, slots=8, prefix_hits=0.71, cache_used=0.64,
@@ -114,8 +117,9 @@ def qwen() -> tuple[PoolSetup, PoolStatus, float]:
 
 
 def tiny() -> tuple[PoolSetup, PoolStatus, float]:
-    setup = PoolSetup("tiny-1", TINY, "/opt/lorad/models/tiny", "float32", "builtin", "builtin", "fused", 1, "cuda:1",
-                      deterministic=True, owner=ANN)  # fmt: skip
+    setup = PoolSetup(
+        pool="tiny-1", model=TINY, model_path="/opt/lorad/models/tiny", dtype="float32", device="cuda:1", owner=ANN
+    )
     runs = ("sorter", "train", 2), ("million", "sample", 1), ("hanging", "sample", 1)
     tenants = [Tenant(run, attempt, phase, 92_160, 1_474_560, 0.4) for run, phase, attempt in runs]
     status = PoolStatus(

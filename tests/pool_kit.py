@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from lorad.models.directory import BUILTIN, linear_shapes, read_config
-from lorad.pool.config import PoolConfig
 from lorad.pool.host import opened
 from lorad.pool.service import Service
 from lorad.pool.state import Pool
@@ -23,6 +22,7 @@ from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTarg
 from lorad.protocol.calls import ForwardBackward, Generate, Nothing, Open, OptimStep, Publish, Published, Stepped
 from lorad.protocol.connection import Connection
 from lorad.protocol.listener import listen
+from lorad.protocol.pool_setup import PoolSetup
 
 TINY = BUILTIN["builtin:tiny"]
 SHAPES = linear_shapes(read_config(TINY))
@@ -31,15 +31,15 @@ OPEN = Open(modules=MODULES, rank=8, alpha=16.0)
 DEADLINE = 60.0  # seconds that a test waits for anything
 
 
-def config_of(directory: Path, **changes: Any) -> PoolConfig:
-    plain = PoolConfig(pool="p", model="builtin:tiny", model_path=str(TINY), socket=str(directory / "pool.sock"))
+def config_of(directory: Path, **changes: Any) -> PoolSetup:
+    plain = PoolSetup(pool="p", model="builtin:tiny", model_path=str(TINY), socket=str(directory / "pool.sock"))
     return msgspec.structs.replace(plain, **changes)
 
 
 class Running:
     """A pool that serves. `pool` belongs to its own thread: tests only look at it."""
 
-    def __init__(self, config: PoolConfig, pool: Pool) -> None:
+    def __init__(self, config: PoolSetup, pool: Pool) -> None:
         self.config, self.pool = config, pool
 
     def connect(self, run: str = "", attempt: int = 1) -> Connection:

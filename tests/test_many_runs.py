@@ -21,12 +21,12 @@ from lorad.daemon.capacity import MAX_RANK, MAX_VERSIONS, Need, capacity_of, imp
 from lorad.daemon.context import Context
 from lorad.daemon.obstacles import Devices
 from lorad.daemon.place import asked_by, place_runs
-from lorad.daemon.pool import PoolSetup
 from lorad.daemon.tenants import life_number, tenants_of
 from lorad.daemon.views import pool_view
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.machine import read_machine
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
 from lorad.runtime import Why
@@ -244,8 +244,7 @@ def test_a_server_that_starts_takes_the_ranks_of_the_queue_and_a_warm_one_takes_
 
 def wide(rank: int) -> PoolSetup:
     server = msgspec.structs.replace(SERVER, max_rank=rank)
-    about = ("p", "tiny", "/m", "float32", "builtin", "sglang", "resident", 1, "cpu")
-    return PoolSetup(*about, server=server, owner=0)
+    return PoolSetup(pool="p", model="tiny", model_path="/m", engine="sglang", mode="resident", server=server, owner=0)
 
 
 def test_a_run_needs_its_versions_one_more_that_is_loaded_and_a_slot() -> None:

@@ -21,7 +21,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.handlers.generate import take
 from lorad.daemon.hands import Turns
 from lorad.daemon.on_behalf import connection_to
-from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.pool import Pool
 from lorad.daemon.pools import ANSWER_SECONDS, ask_status, refresh
 from lorad.daemon.preflight import guarded
 from lorad.daemon.processes import ProcessState
@@ -32,6 +32,7 @@ from lorad.errors import Conflict, PoolLost
 from lorad.protocol import frames
 from lorad.protocol.batch import Chunk
 from lorad.protocol.calls import Nothing
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import PoolInfo, PoolStatus, Tenant
 from lorad.store import runs
 from lorad.store.versions import get_version
@@ -39,7 +40,7 @@ from tests.daemon_world import finished, open_context, until
 
 BOB = 4002
 INFO = PoolInfo("p", 1, "m", "m", "", "builtin", "builtin", "fused", "cpu", "float32", 1, 1, {})
-SETUP = PoolSetup("p", "m", "m", "float32", "builtin", "builtin", "fused", 1, "cpu", owner=BOB)
+SETUP = PoolSetup(pool="p", model="m", model_path="m", dtype="float32", owner=BOB)
 LEAVES = """
 import os, sys, time
 if os.fork() == 0:

@@ -12,9 +12,9 @@ from lorad.config import Backend, Config, RuntimeSettings
 from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.handlers.devices import handle as list_devices
 from lorad.daemon.place import asked_of, place_runs
-from lorad.daemon.pool import PoolSetup
 from lorad.daemon.tenants import tenants_of
 from lorad.machine import read_machine
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, submit, until, until_state

@@ -17,13 +17,14 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
 from lorad.daemon.handlers.logs import log_of
 from lorad.daemon.place import starting
-from lorad.daemon.pool import Pool, PoolSetup, load_pool, setup_for
+from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools import find_or_make
 from lorad.daemon.views import RUN_KEYS, run_view
 from lorad.driver.preflight import preflight
 from lorad.engines.setup import CANARY_PROMPT, RANKS
 from lorad.errors import SpecError
 from lorad.pool.canaries import PROMPT_TOKENS
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.specs import convert
 from lorad.store import runs
 from tests.daemon_world import open_context, serving, until

@@ -26,7 +26,7 @@ from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.leases import Notes
 from lorad.daemon.meter import Meter
 from lorad.daemon.opening import record
-from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.pool import Pool
 from lorad.daemon.processes import Processes
 from lorad.daemon.pulse import Pulse
 from lorad.daemon.reader import Readers
@@ -39,6 +39,7 @@ from lorad.machine import Machine, read_machine
 from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Reference
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.spec_text import from_json
 from lorad.specs import Spec
 from lorad.states import EndReason, Move

@@ -16,10 +16,11 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
 from lorad.daemon.disks import bytes_of
 from lorad.daemon.holders import user_name
-from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.pool import Pool
 from lorad.daemon.request import Caller
 from lorad.daemon.tenants import ACTIVE, tenants_of
 from lorad.errors import NotAllowed
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.specs import Spec
 from lorad.store.db import Row
 from lorad.text import size

@@ -12,9 +12,10 @@ from lorad.daemon.devices import Device, is_taken
 from lorad.daemon.foreign import in_the_way
 from lorad.daemon.holders import held_in_words
 from lorad.daemon.limits import over_devices, user_of
-from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.pool import Pool
 from lorad.daemon.pools import look_at_process
 from lorad.daemon.tenants import need_of_run, room_in, tenants_of, told
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
 from lorad.store.db import Row
 

@@ -19,7 +19,7 @@ from lorad.daemon.foreign import look
 from lorad.daemon.holders import want
 from lorad.daemon.limits import over_limit
 from lorad.daemon.obstacles import Claim, Devices, Obstacle, count_free, limited, obstacle, passed
-from lorad.daemon.pool import Pool, PoolSetup, setup_for
+from lorad.daemon.pool import Pool, setup_for
 from lorad.daemon.pools import find_or_make, stop_pool
 from lorad.daemon.preempt import make_room
 from lorad.daemon.restart import wait_for_restart
@@ -27,6 +27,7 @@ from lorad.daemon.runtime import fixed_threads, keep_runtime, runtime_of
 from lorad.daemon.tenants import active_runs, need_of_run, tenants_of
 from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError, SpecError
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 from lorad.runtime import Why
 from lorad.states import EndReason, Move, RunState

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from lorad.config import Backend, Config
 from lorad.daemon.devices import Device
@@ -21,91 +18,11 @@ from lorad.daemon.processes import ProcessState, attempts_under
 from lorad.engines.registry import SERVERS
 from lorad.engines.setup import BaseFacts, server_setup
 from lorad.paths import AttemptDir
-from lorad.protocol.ranks import RanksSetup
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.status import Capacity, PoolStatus
 from lorad.specs import Spec
 from lorad.trainers.registry import RANKED
 from lorad.trainers.setup import ranks_setup
-
-
-class PoolSetup(Struct, frozen=True, omit_defaults=True):
-    """`pool.json`: what a pool process is told, see `lorad/pool/config.py`. `model`: as in the spec.
-
-    server: of an engine that is a server in a process of its own; ranks: of a trainer that is made of processes. Their
-    `env` may hold secrets: the file is 0600. devices: all GPUs, `device` being the first, or the slot of a CPU that
-    has several; none: `device` is the only one. owner: user id of all its runs; -1 in those of earlier versions.
-    hang, idle_timeout: as in config.yaml, for the processes of its trainer and for a pool that no daemon looks after.
-    """
-
-    pool: str
-    model: str
-    model_path: str
-    dtype: str
-    trainer: str
-    engine: str
-    mode: str
-    threads: int
-    device: str
-    deterministic: bool = True
-    memory_fraction: float = 0.85
-    socket: str = ""
-    trainer_class: str | None = None
-    engine_class: str | None = None
-    pythonpath: str | None = None
-    server: ServerSetup | None = None
-    ranks: RanksSetup | None = None
-    devices: tuple[str, ...] = ()
-    owner: int = -1
-    hang: float = 120.0
-    idle_timeout: float = 600.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the devices that it holds."""
-        return self.devices or (self.device,)
-
-    @property
-    def key(self) -> str:
-        """Pools with equal keys are interchangeable: what runs must agree in to join. Memory is as the first asked.
-
-        It is shown and stored: of the environments of server and ranks it has digests.
-        """
-        return json.dumps(
-            [
-                *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
-                *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
-                *(part_key(part) for part in (self.server, self.ranks) if part),
-                *self.devices,
-            ]
-        )
-
-    @property
-    def kind(self) -> str:
-        """The same for all of which one can be `widened` for the other."""
-        if self.server is None:
-            return self.key
-        return msgspec.structs.replace(
-            self, server=msgspec.structs.replace(self.server, max_rank=0, context_length=0)
-        ).key
-
-    def takes(self, other: PoolSetup) -> bool:
-        """Whether a run for `other` may join: nothing differs, but for servers that take more rank or more context."""
-        if self.server is None or other.server is None:
-            return self.key == other.key
-        return self.key == other.widened(self).key == self.widened(other).key
-
-    def widened(self, other: PoolSetup) -> PoolSetup:
-        """With servers that take runs for `other` as well; itself where anything else differs."""
-        mine, wanted = self.server, other.server
-        if mine is None or wanted is None:
-            return self
-        rank, length = max(mine.max_rank, wanted.max_rank), max(mine.context_length, wanted.context_length)
-        both = [
-            msgspec.structs.replace(setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length))
-            for setup, server in ((self, mine), (other, wanted))
-        ]
-        return both[0] if both[0].key == both[1].key else self
 
 
 class Refusal(NamedTuple):
@@ -178,14 +95,6 @@ class Pool:
         return 0.0 if self.guests else min(here, self.status.idle_seconds) if self.status else here
 
 
-def part_key(part: ServerSetup | RanksSetup) -> str:
-    environment = json.dumps(part.env, sort_keys=True).encode()
-    return json.dumps(
-        {**msgspec.to_builtins(part), "env": hashlib.sha256(environment).hexdigest() if part.env else ""},
-        sort_keys=True,
-    )
-
-
 def setup_for(
     spec: Spec,
     config: Config,
@@ -205,12 +114,11 @@ def setup_for(
     engine = config.backends.get(spec.rollout.backend, Backend())
     names = tuple(device.name for device in devices)
     on_cpu, is_slot = devices[0].is_cpu, names[0] != devices[0].kind
-    own = {"float16": "bfloat16"}.get(dtype, dtype)
     return PoolSetup(
         pool="",
         model=spec.model.path,
         model_path=model_path,
-        dtype=("float32" if on_cpu else own) if spec.model.dtype == "auto" else spec.model.dtype,
+        dtype=dtype_of(spec, dtype, on_cpu=on_cpu),
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
         mode=mode_of(spec, on_cpu),
@@ -230,7 +138,16 @@ def setup_for(
     )
 
 
-def mode_of(spec: Spec, on_cpu: bool) -> str:
+def dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
+    """The dtype that the spec asks for; else float32 on a CPU, and the checkpoint's own on a GPU, where bfloat16 takes the
+    place of whatever is not float32.
+    """
+    if spec.model.dtype != "auto":
+        return spec.model.dtype
+    return "float32" if on_cpu or checkpoint == "float32" else "bfloat16"
+
+
+def mode_of(spec: Spec, on_cpu: bool) -> Mode:
     """A server of the user's stays as it is: others may use it. The builtin engine cannot sleep."""
     if spec.pool.mode != "auto":
         return spec.pool.mode

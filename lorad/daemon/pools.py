@@ -22,7 +22,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import lock_file
 from lorad.daemon.leases import timeout_of
 from lorad.daemon.on_behalf import connection_to
-from lorad.daemon.pool import Pool, PoolSetup, base_name, load_pool
+from lorad.daemon.pool import Pool, base_name, load_pool
 from lorad.daemon.processes import DAMAGED, ProcessState, write_json
 from lorad.daemon.remains import clear_up
 from lorad.daemon.runtime import UNKNOWN, pool_runtime
@@ -31,6 +31,7 @@ from lorad.daemon.troubles import Item, each, of_pool
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import PoolStatus
 from lorad.runtime import Why
 from lorad.states import RunState

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from lorad.daemon.capacity import capacity_of, lacking, promised
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.obstacles import Devices, Obstacle, by_others, pools_on
-from lorad.daemon.pool import Pool, PoolSetup
+from lorad.daemon.pool import Pool
 from lorad.daemon.tenants import active_runs, need_of_run, needs_of, tenants_of, told
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.db import Row

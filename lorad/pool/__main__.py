@@ -12,8 +12,9 @@ from lorad.children.leftovers import living
 from lorad.errors import LoradError
 from lorad.paths import AttemptDir
 from lorad.pool import config as configuration
-from lorad.pool.config import PoolConfig, log_directory
+from lorad.pool.config import log_directory
 from lorad.protocol.heartbeat import HEART
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.structs import learn_structs
 
 
@@ -41,7 +42,7 @@ def main() -> int:
     return 0
 
 
-def prepare(config: PoolConfig) -> None:
+def prepare(config: PoolSetup) -> None:
     """What must be decided before torch is imported: its threads, and where the user's classes are."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(config.threads)

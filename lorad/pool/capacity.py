@@ -8,15 +8,15 @@ import psutil
 
 from lorad.machine import NO_LIMIT, read_machine
 from lorad.models.facts import read_facts
-from lorad.pool.config import PoolConfig
 from lorad.pool.share import CPU_CACHE, beside_base
 from lorad.pool.state import Pool
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 
 ADAPTERS = 4  # one in so many bytes that the base leaves, of a GPU and at least of a machine; the cache has half
 
 
-def memory_for_adapters(config: PoolConfig) -> int:
+def memory_for_adapters(config: PoolSetup) -> int:
     """Bytes that slots and versions may take once both sides have started; 0: not known.
 
     On a CPU what the pool's share of the machine leaves beside the processes and the cache of an engine in the pool,
@@ -29,7 +29,7 @@ def memory_for_adapters(config: PoolConfig) -> int:
     return beside_base(config, read_facts(Path(config.model_path))) // ADAPTERS
 
 
-def _of_machine(config: PoolConfig) -> int:
+def _of_machine(config: PoolSetup) -> int:
     granted = read_machine().memory
     if granted >= NO_LIMIT:
         return 0

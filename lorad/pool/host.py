@@ -23,13 +23,13 @@ from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
 from lorad.paths import Home, default_home
 from lorad.pool.capacity import memory_for_adapters
-from lorad.pool.config import PoolConfig
 from lorad.pool.service import Service
 from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
 from lorad.pool.work import Rate, peak_of
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import answers, listen, remove
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import PoolInfo
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ ALONE_SECONDS = 30.0  # without a daemon, which may be one that is restarted, be
 SOFTWARE = ("torch", "numpy", "safetensors")
 
 
-async def run(config: PoolConfig, root: Path) -> None:
+async def run(config: PoolSetup, root: Path) -> None:
     """Serve until SIGTERM, SIGINT or a shutdown call. root: the pool's directory.
 
     Raises SpecError when the model or a backend is not usable, PoolLost when a process of theirs does not start, or
@@ -83,7 +83,7 @@ async def watch_both(pool: Pool) -> PoolLost:
     return PoolLost(lost, hint="Resume the runs; a new pool starts.")
 
 
-async def end_when_alone(pool: Pool, config: PoolConfig, home: Home) -> None:
+async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
     """Without a daemon nobody else ends an idle pool, which would keep its devices for ever."""
     alone_since, patience = time.monotonic(), min(ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
@@ -94,7 +94,7 @@ async def end_when_alone(pool: Pool, config: PoolConfig, home: Home) -> None:
     pool.stopping.set()
 
 
-def is_needed(pool: Pool, config: PoolConfig, home: Home) -> bool:
+def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
     """It was used of late, a driver is connected, or a daemon decides. What is kept for aliases and pins stays for as
     long as a gateway can serve it."""
     if pool.meter.drivers or pool.meter.idle_seconds <= config.idle_timeout or answers(home.socket):
@@ -113,7 +113,7 @@ async def what_is_lost(pool: Pool) -> str:
 
 
 @asynccontextmanager
-async def opened(config: PoolConfig, root: Path) -> AsyncIterator[Pool]:
+async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """The pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()
     try:
@@ -141,7 +141,7 @@ async def opened(config: PoolConfig, root: Path) -> AsyncIterator[Pool]:
         compute.close()
 
 
-def _info(config: PoolConfig, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str) -> PoolInfo:
+def _info(config: PoolSetup, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str) -> PoolInfo:
     """Versions of what a trainer apart is made of are under `trainer.`: this process may have others of that name."""
     trainer = training.trainer.capabilities()
     here = {name: importlib.metadata.version(name) for name in SOFTWARE}
@@ -171,7 +171,7 @@ def _info(config: PoolConfig, training: Training, engine: Engine, facts: ModelFa
     )
 
 
-def _rate(config: PoolConfig, dtype: str, facts: ModelFacts) -> Rate | None:
+def _rate(config: PoolSetup, dtype: str, facts: ModelFacts) -> Rate | None:
     """None on a CPU, in another dtype than the table is of, and for a GPU that is not in it."""
     if config.device == "cpu" or dtype != "bfloat16":
         return None

@@ -9,7 +9,7 @@ import torch
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.facts import ModelFacts
-from lorad.pool.config import PoolConfig
+from lorad.protocol.pool_setup import PoolSetup
 
 CPU_CACHE, LEAST_CACHE = 2 << 30, 256 << 20  # bytes for keys and values
 TRAINER_SHARE = 1.2  # what the trainer keeps while it does not train, in sizes of its base: adapters and Adam states
@@ -17,7 +17,7 @@ LODGER_SHARE = 0.2  # the same of a trainer whose base is moved away meanwhile
 LEAST_FRACTION = 0.1  # of a device: less is no room for any server
 
 
-def dtype_of(config: PoolConfig, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
+def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat16"]:
     """`auto`: float32 on a CPU, whose bfloat16 is slow; else the checkpoint's own (float16 becomes bfloat16)."""
     wanted: str = config.dtype
     if wanted == "auto":
@@ -25,7 +25,7 @@ def dtype_of(config: PoolConfig, facts: ModelFacts) -> Literal["float32", "bfloa
     return "float32" if wanted == "float32" else "bfloat16"
 
 
-def trainer_bytes(config: PoolConfig, facts: ModelFacts) -> int:
+def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     """Of the base, on each of the trainer's devices. FSDP cuts it over all ranks, Megatron over tp and pp."""
     whole = facts.bytes(dtype_of(config, facts))
     ranks = config.ranks
@@ -34,7 +34,7 @@ def trainer_bytes(config: PoolConfig, facts: ModelFacts) -> int:
     return -(-whole // (ranks.tp * ranks.pp if config.trainer == "megatron" else ranks.ranks))
 
 
-def engine_cache(config: PoolConfig, facts: ModelFacts, base: Base, *, own: bool) -> int:
+def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
     """Bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside the engine's.
 
     The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same.
@@ -46,7 +46,7 @@ def engine_cache(config: PoolConfig, facts: ModelFacts, base: Base, *, own: bool
     return max(LEAST_CACHE, left // 2)  # the other half is for training
 
 
-def server_share(config: PoolConfig, facts: ModelFacts) -> float:
+def server_share(config: PoolSetup, facts: ModelFacts) -> float:
     """Of each device's memory, for all servers on it: what the trainer leaves when it does not train, or half.
 
     Raises SpecError when that is no room.
@@ -65,11 +65,11 @@ def server_share(config: PoolConfig, facts: ModelFacts) -> float:
     return share
 
 
-def beside_base(config: PoolConfig, facts: ModelFacts) -> int:
+def beside_base(config: PoolSetup, facts: ModelFacts) -> int:
     """Bytes of a GPU that the pool may use and its one base does not take."""
     return max(0, int(_total(config) * config.memory_fraction) - trainer_bytes(config, facts))
 
 
-def _total(config: PoolConfig) -> int:
+def _total(config: PoolSetup) -> int:
     """Bytes of the device."""
     return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

@@ -19,8 +19,9 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.models.loading import load_base
-from lorad.pool.config import PoolConfig, log_directory
+from lorad.pool.config import log_directory
 from lorad.pool.share import dtype_of, engine_cache, server_share
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.trainers.base import Trainer
@@ -38,7 +39,7 @@ class Training:
 
 
 @asynccontextmanager
-async def started(config: PoolConfig, compute: Compute, root: Path) -> AsyncIterator[tuple[Training, Engine]]:
+async def started(config: PoolSetup, compute: Compute, root: Path) -> AsyncIterator[tuple[Training, Engine]]:
     """Trainer and engine take requests, and are ended at the end. root: the pool's directory.
 
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a process of
@@ -56,7 +57,7 @@ async def started(config: PoolConfig, compute: Compute, root: Path) -> AsyncIter
 
 
 class _Start:
-    def __init__(self, config: PoolConfig, compute: Compute, root: Path) -> None:
+    def __init__(self, config: PoolSetup, compute: Compute, root: Path) -> None:
         self.config, self.compute, self.root = config, compute, root
         self.facts: ModelFacts = read_facts(Path(config.model_path))
         self.trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
@@ -168,7 +169,7 @@ async def _side_by_side(
         raise
 
 
-def _check_mode(config: PoolConfig, engine: Engine) -> None:
+def _check_mode(config: PoolSetup, engine: Engine) -> None:
     """Raises SpecError for a mode that the two sides cannot keep."""
     apart = {config.trainer: config.ranks is not None, config.engine: config.server is not None}
     if config.mode == "fused" and any(apart.values()):
@@ -178,7 +179,7 @@ def _check_mode(config: PoolConfig, engine: Engine) -> None:
         raise SpecError(f"pool.mode: timesliced, but {config.engine} cannot sleep", hint="Use resident, or auto.")
 
 
-def _load(config: PoolConfig, facts: ModelFacts) -> Base:
+def _load(config: PoolSetup, facts: ModelFacts) -> Base:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"{config.device} was leased, but torch sees no GPU", hint="Run `lorad doctor`.")

@@ -1,0 +1,120 @@
+"""`pool.json` in a pool's directory: what the daemon wants a pool to be. The daemon writes it, the pool reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lorad.protocol.ranks import RanksSetup
+from lorad.protocol.servers import ServerSetup
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Mode = Literal["fused", "resident", "timesliced"]
+
+
+class PoolSetup(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One base model with a trainer and an engine. The file is 0600: `env` of server and ranks may hold secrets.
+
+    pool: the pool's id; empty until it has one.
+    model: the model as the spec names it.
+    model_path: the directory that `model` resolved to.
+    socket: the path of the pool's socket.
+    dtype: `auto` is the checkpoint's own on a GPU and float32 on the CPU.
+    trainer, engine: the names of the backends.
+    trainer_class, engine_class: `module:Class` that replaces what the name means.
+    pythonpath: where such modules are found, separated as in PYTHONPATH.
+    mode: `fused` shares one base in one process, `resident` keeps a base for each side by side, and `timesliced` does
+        the same but lets the engine sleep while the trainer trains.
+    server: how to start an engine that is a server in a process of its own.
+    ranks: how to start a trainer that is made of processes.
+    threads: processor threads of the pool.
+    device: the kind of device, or the first GPU.
+    devices: every GPU, or the slot of a CPU that has several; empty when `device` is the only one.
+    deterministic: samples of one call share a batch with no other call's.
+    memory_fraction: share of the device's memory that the pool may take.
+    owner: the user id of its runs; -1 when an earlier version wrote the file.
+    hang: seconds without a heartbeat after which a process of the trainer counts as hung.
+    idle_timeout: seconds without use after which the pool ends by itself while no daemon lives.
+    """
+
+    pool: str
+    model: str
+    model_path: str
+    socket: str = ""
+    dtype: Dtype = "auto"
+    trainer: str = "builtin"
+    engine: str = "builtin"
+    trainer_class: str | None = None
+    engine_class: str | None = None
+    pythonpath: str | None = None
+    mode: Mode = "fused"
+    server: ServerSetup | None = None
+    ranks: RanksSetup | None = None
+    threads: Annotated[int, Meta(gt=0)] = 1
+    device: str = "cpu"
+    devices: tuple[str, ...] = ()
+    deterministic: bool = True
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    owner: int = -1
+    hang: Annotated[float, Meta(gt=0)] = 120.0
+    idle_timeout: float = 600.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the devices that the pool holds."""
+        return self.devices or (self.device,)
+
+    @property
+    def key(self) -> str:
+        """What runs must agree on to share a pool: pools with equal keys are interchangeable.
+
+        Memory stays as the first run asked for it. The key is shown and stored, so it holds digests of the environments
+        of server and ranks.
+        """
+        return json.dumps(
+            [
+                *(self.model_path, self.dtype, self.trainer, self.engine, self.mode, self.threads, self.device),
+                *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
+                *(part_key(part) for part in (self.server, self.ranks) if part),
+                *self.devices,
+            ]
+        )
+
+    @property
+    def kind(self) -> str:
+        """Equal for setups of which one can be `widened` for the other."""
+        if self.server is None:
+            return self.key
+        return msgspec.structs.replace(
+            self, server=msgspec.structs.replace(self.server, max_rank=0, context_length=0)
+        ).key
+
+    def takes(self, other: PoolSetup) -> bool:
+        """Whether a run for `other` may join: they agree, or the server takes more rank or more context."""
+        if self.server is None or other.server is None:
+            return self.key == other.key
+        return self.key == other.widened(self).key == self.widened(other).key
+
+    def widened(self, other: PoolSetup) -> PoolSetup:
+        """This setup with a server that takes runs for `other` too; unchanged when anything else differs."""
+        mine, wanted = self.server, other.server
+        if mine is None or wanted is None:
+            return self
+        rank = max(mine.max_rank, wanted.max_rank)
+        length = max(mine.context_length, wanted.context_length)
+        both = [
+            msgspec.structs.replace(setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length))
+            for setup, server in ((self, mine), (other, wanted))
+        ]
+        return both[0] if both[0].key == both[1].key else self
+
+
+def part_key(part: ServerSetup | RanksSetup) -> str:
+    """A server's or trainer's setup as JSON, with a digest in place of its environment."""
+    environment = json.dumps(part.env, sort_keys=True).encode()
+    digest = hashlib.sha256(environment).hexdigest() if part.env else ""
+    return json.dumps({**msgspec.to_builtins(part), "env": digest}, sort_keys=True)
