@@ -17,15 +17,14 @@ import msgspec
 import pytest
 
 from lorad.daemon.audit import audit
-from lorad.driver import params as parameters
 from lorad.driver import pending
 from lorad.driver.__main__ import attempt, open_session
 from lorad.driver.begin import begin
-from lorad.driver.params import Params
 from lorad.driver.sample import refuse_stale
 from lorad.driver.session import Plan, Rollout, Session, StopFlag
 from lorad.errors import Conflict, IntegrityError, LoradError
 from lorad.paths import RunDir
+from lorad.protocol.driver_params import DriverParams, write_params
 from lorad.protocol.journal import EndFact, JournalWriter, Record, lineage, read
 from lorad.spec_text import load_spec
 from lorad.specs import to_json
@@ -52,11 +51,12 @@ class Driven:
         self.run.root.mkdir()
         spec = load_spec(SPEC, overrides=overrides)
         self.run.spec.write_bytes(to_json(spec))
-        self.params = Params(
-            name, str(self.run.root), 0, spec.trainer.steps, None, "p", running.config.socket, str(home)
-        )
+        self.params = DriverParams(
+            run=name, run_dir=str(self.run.root), attempt=0, steps=spec.trainer.steps,
+            pool="p", pool_socket=running.config.socket, cwd=str(home),
+        )  # fmt: skip
 
-    def next(self, **changes: Any) -> Params:
+    def next(self, **changes: Any) -> DriverParams:
         self.params = msgspec.structs.replace(self.params, attempt=self.params.attempt + 1, **changes)
         self.run.attempt(self.params.attempt).root.mkdir(parents=True)
         return self.params
@@ -71,7 +71,7 @@ class Driven:
     def struck(self, step: int, blow: signal.Signals) -> int:
         """Another attempt, in a process that gets a signal as soon as its journal tells of `step`; how it exited."""
         directory = self.run.attempt(self.next().attempt).root
-        parameters.write(directory, self.params)
+        write_params(directory, self.params)
         child = subprocess.Popen([sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL)
         until(lambda: any(r.step >= step for r in self.facts("step")) or child.poll() is not None)
         child.send_signal(blow)

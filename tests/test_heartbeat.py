@@ -18,8 +18,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.driver import params as parameters
-from lorad.driver.params import Params
 from lorad.errors import PoolLost
 from lorad.models.compute import Compute
 from lorad.pool import config as configuration
@@ -27,6 +25,7 @@ from lorad.pool import host
 from lorad.protocol import heartbeat
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
+from lorad.protocol.driver_params import DriverParams, write_params
 from lorad.protocol.heartbeat import BYTES, Heart, read_beat
 from lorad.specs import Spec
 from tests.pool_kit import DEADLINE, config_of, until
@@ -181,7 +180,10 @@ def test_the_wait_of_a_driver_for_its_pool_is_no_stall(home: Path, started: list
     run.mkdir()
     (run / "spec.json").write_bytes(msgspec.json.encode(Spec(), enc_hook=str))
     socket_path = str(home / "pool.sock")
-    parameters.write(home, Params("r", str(run), 1, 1, None, "p", socket_path, str(home)))
+    params = DriverParams(
+        run="r", run_dir=str(run), attempt=1, steps=1, pool="p", pool_socket=socket_path, cwd=str(home)
+    )
+    write_params(home, params)
     started.append(subprocess.Popen([sys.executable, "-m", "lorad.driver", str(home)], cwd=ROOT))
     until((home / "heartbeat").exists)
     first = read_beat(home / "heartbeat")

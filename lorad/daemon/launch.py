@@ -6,7 +6,6 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,6 +16,9 @@ from lorad.daemon.pools import start_pool
 from lorad.daemon.processes import write_json
 from lorad.daemon.runtime import why_threads
 from lorad.daemon.secrets import secret_files
+from lorad.protocol.driver_params import FILE as PARAMS
+from lorad.protocol.driver_params import DriverParams
+from lorad.protocol.journal import Reference
 from lorad.store.db import Row
 from lorad.store.versions import first_number
 
@@ -38,26 +40,26 @@ def start_driver(ctx: Context, run: Row) -> None:
     life, pool = ctx.pools[run["pool"]].number, ctx.pools[run["pool"]].setup
     make_run(run_dir(run), user)
     make_attempt(attempt, user)
-    params = {
-        "run": run["name"],
-        "run_dir": str(run_dir(run).root),
-        "attempt": run["attempt"],
-        "steps": run["steps"],
-        "resume_step": run["resume_step"],
-        "pool_socket": pool.socket,
-        "pool": pool.pool,
-        "cwd": request.cwd,
-        "pool_timeout": ctx.patience.pool_ready,
-        "first_version": first_number(ctx.store, run["name"]),
-        "spec": str(attempt.work / attempt.spec.name),
-        "origin": run["origin"] or "",
-        "start_from": start_of(run),
-        "bases": request.bases,
-        "date": datetime.fromtimestamp(run["created_at"]).isoformat(),
-        "reference": reference_of(run, request),
-    }
+    params = DriverParams(
+        run=run["name"],
+        run_dir=str(run_dir(run).root),
+        attempt=run["attempt"],
+        steps=run["steps"],
+        resume_step=run["resume_step"],
+        pool=pool.pool,
+        pool_socket=pool.socket,
+        cwd=request.cwd,
+        pool_timeout=ctx.patience.pool_ready,
+        first_version=first_number(ctx.store, run["name"]),
+        spec=str(attempt.work / attempt.spec.name),
+        origin=run["origin"] or "",
+        start_from=start_of(run),
+        bases=request.bases,
+        date=datetime.fromtimestamp(run["created_at"]).isoformat(),
+        reference=reference_of(run, request),
+    )
     write_json(attempt.spec, json.loads(run["spec"]))
-    hand_over(attempt, {"params.json": params, attempt.spec.name: json.loads(run["spec"])}, user)
+    hand_over(attempt, {PARAMS: msgspec.to_builtins(params), attempt.spec.name: json.loads(run["spec"])}, user)
     with as_user(user):
         cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run_dir(run).root
     about = {"role": "driver", "run": run["name"], "attempt": run["attempt"], "pool_attempt": life}
@@ -67,10 +69,10 @@ def start_driver(ctx: Context, run: Row) -> None:
     ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
 
 
-def reference_of(run: Row, request: Request) -> dict[str, Any] | None:
-    """With where its copy lies, on whatever disk the runs are now."""
-    there = request.reference
-    return None if there is None else msgspec.to_builtins(there) | {"directory": str(run_dir(run).reference)}
+def reference_of(run: Row, request: Request) -> Reference | None:
+    """What KL is measured against, with the directory of its copy, on whatever disk the runs are now."""
+    found = request.reference
+    return None if found is None else msgspec.structs.replace(found, directory=str(run_dir(run).reference))
 
 
 def start_of(run: Row) -> str | None:

@@ -139,8 +139,8 @@ def setup_for(
 
 
 def dtype_of(spec: Spec, checkpoint: str, *, on_cpu: bool) -> Dtype:
-    """The dtype that the spec asks for; else float32 on a CPU, and the checkpoint's own on a GPU, where bfloat16 takes the
-    place of whatever is not float32.
+    """The dtype that the spec asks for. For `auto` it is float32 on a CPU; on a GPU it is the checkpoint's own, with
+    bfloat16 in place of whatever is not float32.
     """
     if spec.model.dtype != "auto":
         return spec.model.dtype

@@ -12,10 +12,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from lorad.driver import params as parameters
 from lorad.driver.begin import connect
 from lorad.driver.driver import drive
-from lorad.driver.params import Params
 from lorad.driver.rewards import Rewarder
 from lorad.driver.session import Session, State, StopFlag, load_spec
 from lorad.driver.trainers import needs_base
@@ -23,6 +21,7 @@ from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.paths import AttemptDir, RunDir
+from lorad.protocol.driver_params import DriverParams, read_params
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EndFact, JournalWriter
 from lorad.protocol.structs import learn_structs
@@ -38,7 +37,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     HEART.start(AttemptDir(Path(sys.argv[1])).heartbeat)
     learn_structs()
-    params = parameters.read(Path(sys.argv[1]))
+    params = read_params(Path(sys.argv[1]))
     run_dir = RunDir(Path(params.run_dir))
     try:
         with JournalWriter(run_dir.journal, params.run, params.attempt) as journal:
@@ -52,7 +51,7 @@ def main() -> int:
     return 0 if end.reason in ("completed", "stopped") else 1
 
 
-def attempt(params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopFlag) -> tuple[EndFact, int]:
+def attempt(params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag) -> tuple[EndFact, int]:
     """Drive; why it ended, and the last step that counts."""
     state = State()
     try:
@@ -96,7 +95,7 @@ def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
 
 
 def open_session(
-    params: Params, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
+    params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
 ) -> Session | None:
     """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
     HEART.work("begin")

@@ -14,7 +14,6 @@ from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
 from lorad.driver.evaluate import evaluate, is_due
 from lorad.driver.inputs import compare_inputs, keep_inputs
-from lorad.driver.params import Params
 from lorad.driver.publish import publish
 from lorad.driver.session import Session, State, StopFlag
 from lorad.driver.trainers import AXES
@@ -22,6 +21,7 @@ from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
 from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
 from lorad.protocol.connection import Connection
+from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import Input
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
@@ -30,7 +30,7 @@ from lorad.specs import Trainer
 from lorad.trainers.setup import modules_of
 
 
-def connect(params: Params, stop: StopFlag) -> Connection | None:
+def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
     """A connection to the pool, which may still be loading its base; None when a stop came first.
 
     Raises PoolLost after `params.pool_timeout` seconds.

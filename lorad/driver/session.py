@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from lorad.driver.params import Params
 from lorad.driver.rewards import Rewarder, Score
 from lorad.paths import RunDir
 from lorad.protocol.connection import Connection
+from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
@@ -60,7 +60,7 @@ class Session:
     """One attempt of one run. ahead: None where no sampling runs ahead of training."""
 
     spec: Spec
-    params: Params
+    params: DriverParams
     run_dir: RunDir
     pool: Connection
     journal: JournalWriter
@@ -167,7 +167,7 @@ class Weighed:
     flat: np.ndarray
 
 
-def load_spec(run_dir: RunDir, params: Params) -> Spec:
+def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:
     """Of the attempt: a resume may have changed what does not define the adapter."""
     path = Path(params.spec) if params.spec else run_dir.spec
     return from_json(path.read_bytes())

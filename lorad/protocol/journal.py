@@ -50,8 +50,13 @@ class Record(Struct, frozen=True):
 
 
 class Reference(Struct, frozen=True):
-    """What the KL penalty of a run is measured against, where that is an adapter. name: as the spec says it; sha256: of
-    its tensors. directory: of the run's own copy. bases: of the run that made it, see `Params`. attested: the verdict.
+    """The adapter that the KL penalty of a run is measured against.
+
+    name: the reference as the spec names it.
+    sha256: the digest of its tensors.
+    directory: the run's own copy.
+    bases: the bases of the run that made it, see `DriverParams`.
+    attested: the verdict of its attestation.
     """
 
     name: str
