@@ -156,9 +156,9 @@ def check() -> None:
     refused = behaviour("preflight").get("refuses") if spec["trainer"]["dp"] > 1 else None
     if refused or spec["lora"]["rank"] == 13:
         error = {"kind": "SpecError", "message": refused or "lora.rank: unlucky", "hint": "Take another."}
-        print(json.dumps({"ok": False, "error": error}))
+        print(json.dumps({"error": error}))
     else:
-        print(json.dumps({"ok": True, "facts": FACTS}))
+        print(json.dumps({"facts": FACTS}))
 
 
 def be_gateway(home: Home, role: str) -> None:

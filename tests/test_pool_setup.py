@@ -25,6 +25,7 @@ from lorad.engines.setup import CANARY_PROMPT, RANKS
 from lorad.errors import SpecError
 from lorad.pool.canaries import PROMPT_TOKENS
 from lorad.protocol.pool_setup import PoolSetup
+from lorad.protocol.preflight import BaseFacts
 from lorad.specs import convert
 from lorad.store import runs
 from tests.daemon_world import open_context, serving, until
@@ -41,7 +42,7 @@ def setup(
     rollout: dict[str, Any] | None = None, *, config: Config = CONFIG, device: str = "cpu", **spec: Any
 ) -> PoolSetup:
     modules = spec.pop("modules", ["model.layers.0.self_attn.q_proj"])
-    facts = {"modules": modules, "linears": LINEARS, "max_positions": 2048, "warnings": []}
+    facts = BaseFacts(modules=modules, linears=LINEARS, max_positions=2048)
     whole = convert({"rollout": {"backend": "sglang", **(rollout or {})}, **spec})
     given = [Device(name, "", 1 << 30) for name in device.split()]
     base = {"model_path": "/m", "dtype": "float32"}
@@ -99,7 +100,7 @@ def test_the_context_has_room_for_the_longest_sample_and_canary(spec: dict[str, 
 
 
 def test_no_context_is_longer_than_the_base() -> None:
-    facts = {"modules": ["q_proj"], "linears": LINEARS, "max_positions": 1000}
+    facts = BaseFacts(modules=["q_proj"], linears=LINEARS, max_positions=1000)
     whole, device = convert({"rollout": {"backend": "sglang"}}), Device("cpu", "", 1)
     server = setup_for(whole, CONFIG, device, model_path="/m", dtype="float32", threads=1, facts=facts).server
     assert server is not None and server.context_length == 1000

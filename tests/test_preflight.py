@@ -19,9 +19,10 @@ from lorad.adapters.targets import match_modules
 from lorad.adapters.validate import expected_shapes
 from lorad.daemon.preflight import answer
 from lorad.driver.memory import available_memory
-from lorad.driver.preflight import Preflight, preflight
+from lorad.driver.preflight import preflight
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.protocol.preflight import SpecFacts
 from lorad.specs import convert
 from lorad.text import size
 
@@ -30,7 +31,7 @@ TINY = resolve("builtin:tiny")
 SHAPES = linear_shapes(read_config(TINY))
 
 
-def check(cwd: Path, spec: dict[str, Any] | None = None, **arguments: Any) -> Preflight:
+def check(cwd: Path, spec: dict[str, Any] | None = None, **arguments: Any) -> SpecFacts:
     return preflight(convert(spec or {}), cwd=cwd, **arguments)
 
 
@@ -237,7 +238,7 @@ def test_a_truncated_weight_file_is_told(tmp_path: Path) -> None:
 
 LIES = """
 import atexit, os, subprocess
-LIE = b'{"ok": true, "facts": {"model_path": 3, "parameters": "many"}}'
+LIE = b'{"facts": {"model_path": 3, "parameters": "many"}}'
 subprocess.run(["echo", LIE.decode()])
 os.write(1, b"\\n" + LIE + b"\\n")
 atexit.register(os.write, 1, b"\\n" + LIE + b"\\n")
@@ -252,10 +253,10 @@ def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
     question = json.dumps({"spec": {"reward": {"name": "rewards.py:score"}}, "cwd": str(tmp_path)})
     command = [sys.executable, "-m", "lorad.driver.preflight"]
     done = subprocess.run(command, input=question.encode(), capture_output=True, cwd=ROOT)
-    assert answer(done.stdout, done.stderr)["model_path"] == str(TINY) and b'"many"' not in done.stdout
+    assert answer(done.stdout, done.stderr).model_path == str(TINY) and b'"many"' not in done.stdout
 
 
 @pytest.mark.parametrize("facts", [{"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}])
 def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
     with pytest.raises(SpecError, match="fell over"):
-        answer(json.dumps({"ok": True, "facts": facts}).encode(), b"")
+        answer(json.dumps({"facts": facts}).encode(), b"")

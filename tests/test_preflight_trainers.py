@@ -13,11 +13,12 @@ import pytest
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
-from lorad.driver.preflight import Preflight, preflight
+from lorad.driver.preflight import preflight
 from lorad.driver.trainers import check_adapted, check_devices, check_sizes, needs_base
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
+from lorad.protocol.preflight import SpecFacts
 from lorad.specs import convert
 from lorad.trainers import install as install_module
 from lorad.trainers.install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
@@ -49,7 +50,7 @@ def install(tmp_path: Path, home: Path) -> Any:
     return install
 
 
-def check(cwd: Path, spec: dict[str, Any], **where: Any) -> Preflight:
+def check(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecFacts:
     return preflight(convert(spec), cwd=cwd, **where)
 
 

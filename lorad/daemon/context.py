@@ -40,6 +40,7 @@ from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Reference
 from lorad.protocol.pool_setup import PoolSetup
+from lorad.protocol.preflight import SpecFacts
 from lorad.spec_text import from_json
 from lorad.specs import Spec
 from lorad.states import EndReason, Move
@@ -205,7 +206,7 @@ class Request(msgspec.Struct, frozen=True):
     model_path: str
     model_dtype: str
     parameters: int
-    facts: dict[str, Any] = {}
+    facts: SpecFacts = SpecFacts()
     bases: list[dict[str, Any]] = []
     reference: Reference | None = None
 

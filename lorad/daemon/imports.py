@@ -131,7 +131,7 @@ def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Seque
 def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:
     """asked: of the base; servers are started for the modules of the adapter."""
     size = sum(tensor.size for tensor in adapter.tensors.values())
-    facts = asked.facts | {"modules": [*adapter.config.modules], "adapter_parameters": size}
+    facts = replace(asked.facts, modules=[*adapter.config.modules], adapter_parameters=size)
     return replace(asked, source=str(source), facts=facts)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,9 +15,10 @@ from lorad.config import Backend, Config
 from lorad.daemon.devices import Device
 from lorad.daemon.processes import ProcessState, attempts_under
 from lorad.engines.registry import SERVERS
-from lorad.engines.setup import BaseFacts, server_setup
+from lorad.engines.setup import server_setup
 from lorad.paths import AttemptDir
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
+from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import Capacity, PoolStatus
 from lorad.specs import Spec
 from lorad.trainers.registry import RANKED
@@ -102,7 +102,7 @@ def setup_for(
     model_path: str,
     dtype: str,
     threads: int,
-    facts: Mapping[str, Any] | None = None,
+    facts: BaseFacts | None = None,
     cwd: str = "/",
 ) -> PoolSetup:
     """The pool that a run needs on these devices, without an id. `dtype`: of the checkpoint.
@@ -130,9 +130,7 @@ def setup_for(
         trainer_class=trainer.trainer,
         engine_class=engine.engine,
         pythonpath=engine.pythonpath or trainer.pythonpath,
-        server=server_setup(spec, engine, msgspec.convert(facts or {}, BaseFacts), Path(cwd))
-        if spec.rollout.backend in SERVERS
-        else None,
+        server=server_setup(spec, engine, facts or BaseFacts(), Path(cwd)) if spec.rollout.backend in SERVERS else None,
         ranks=ranks_setup(spec, trainer) if spec.trainer.backend in RANKED else None,
         hang=config.supervision.hang,
     )

@@ -10,17 +10,16 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
 
 from lorad import config
-from lorad.bounds import TEXT
 from lorad.children import guard
 from lorad.daemon.context import Context
 from lorad.daemon.secrets import secrets_of
 from lorad.errors import SpecError, from_wire
+from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.specs import Spec
 
 _Result = TypeVar("_Result")
@@ -28,38 +27,7 @@ PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
-class ErrorSaid(Struct, frozen=True):
-    """An error as `lorad.errors.to_wire` writes it."""
-
-    kind: str = ""
-    message: str = ""
-    hint: str = ""
-    others: list[ErrorSaid] = []
-
-
-class Answer(Struct):
-    """What the check of a spec answers with."""
-
-    ok: bool
-    facts: msgspec.Raw = msgspec.Raw(b"{}")
-    error: ErrorSaid = ErrorSaid()
-
-
-class Facts(Struct):
-    """What the daemon goes by of the facts, see `lorad/driver/preflight.py`."""
-
-    model_path: str = ""
-    model_dtype: str = ""
-    parameters: Annotated[int, Meta(ge=0)] = 0
-    max_positions: Annotated[int, Meta(ge=0)] = 0
-    adapter_parameters: Annotated[int, Meta(ge=0)] = 0
-    reference_parameters: Annotated[int, Meta(ge=0)] = 0
-    linears: list[str] = []
-    modules: list[str] = []
-    warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
-
-
-async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> dict[str, Any]:
+async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> SpecFacts:
     """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it takes too
     long or falls over, and Conflict when too many of that user's wait.
 
@@ -70,16 +38,20 @@ async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Pat
         return await checked(ctx, spec, cwd, uid, reference)
 
 
-async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> dict[str, Any]:
+async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
     wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
     warm = any(
         p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
     )
-    where = {"device": ctx.devices[0].kind, "devices": len(ctx.devices)}
     box = config.load(ctx.home.config)
-    question = msgspec.json.encode(
-        {"spec": spec, "cwd": cwd, "warm": warm, "backends": box.backends, "reference": reference, **where},
-        enc_hook=str,
+    question = Question(
+        spec=msgspec.to_builtins(spec),
+        cwd=cwd,
+        device=ctx.devices[0].kind,
+        devices=len(ctx.devices),
+        warm=warm,
+        backends=msgspec.to_builtins(box.backends, enc_hook=str),
+        reference=None if reference is None else str(reference),
     )
     user, argv = ctx.user(uid), [*ctx.commands.preflight]
     env = {**(os.environ if user is None else user.environment), **ctx.commands.environment(ctx.home)}
@@ -87,7 +59,7 @@ async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path 
     argv = argv if user is None else user.command(argv, Path("/"))
     try:
         async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight):
-            output, errors = await exchanged(process, question)
+            output, errors = await exchanged(process, msgspec.json.encode(question))
     except TimeoutError:
         raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
     facts = answer(output, errors)
@@ -193,16 +165,16 @@ async def passed_over(stream: asyncio.StreamReader | None) -> None:
         pass
 
 
-def answer(output: bytes, errors: bytes) -> dict[str, Any]:
+def answer(output: bytes, errors: bytes) -> SpecFacts:
     """The facts in the last line of the output. Raises SpecError for anything else: the process runs user code."""
     lines = output.splitlines()
     try:
         found = msgspec.json.decode(lines[-1], type=Answer)
-        facts: dict[str, Any] = msgspec.json.decode(found.facts)
-        msgspec.json.decode(found.facts, type=Facts)
     except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-        raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?") from None
-    if not found.ok:
+        found = Answer()
+    if found.error is not None:
         raise from_wire(msgspec.to_builtins(found.error))
-    return facts
+    if found.facts is None:
+        last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")
+    return found.facts

@@ -48,7 +48,7 @@ def told(tenants: Sequence[Row]) -> str:
 def need_of_run(run: Row, pool_dtype: str) -> Need:
     """Raises StorageError where its files cannot be read."""
     facts = request_of(run).facts
-    parameters, reference = (int(facts.get(key, 0)) for key in ("adapter_parameters", "reference_parameters"))
+    parameters, reference = facts.adapter_parameters, facts.reference_parameters
     return need_of(spec_of(run), parameters, pool_dtype, reference)
 
 

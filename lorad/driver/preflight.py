@@ -1,8 +1,7 @@
 """Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward, memory.
 
-`python -m lorad.driver.preflight` reads one JSON Request on stdin and prints one JSON line: `{"ok": true, "facts": …}`
-or `{"ok": false, "error": {kind, message, hint}}`; whatever else is printed, by user code or what it starts, goes to
-stderr. Its exit code is 0.
+`python -m lorad.driver.preflight` reads a Question on stdin and prints an Answer, see
+`lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 
 from lorad.adapters.adapter import AdapterConfig
@@ -39,12 +37,12 @@ from lorad.driver.trainers import (
     needs_base,
 )
 from lorad.engines.registry import SERVERS
-from lorad.engines.setup import BaseFacts
 from lorad.errors import AdapterRefused, SpecError, to_wire
 from lorad.files import open_file, refuse_sparse
 from lorad.models.directory import read_config, resolve, weight_files
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.paths import Home, default_home
+from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
 from lorad.rl.data import Dataset, Example, load_data, load_eval
 from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.rl.reward import ANSWERED
@@ -61,49 +59,7 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 
 
-class Request(Struct, frozen=True):
-    """`cwd`: where relative paths of the spec start. `device`: cpu or cuda:<n>.
-
-    `devices`: how many GPUs there are. `available`: bytes free on the device, None: looked up, for the CPU. `warm`: a
-    pool has the base loaded already, so that its memory is not asked for again. `backends`: of the box; None: as
-    config.yaml says, which not everybody may read. `reference`: the directory of the adapter that KL is measured
-    against; None: it is the base.
-    """
-
-    spec: dict[str, Any]
-    cwd: str
-    device: str = "cpu"
-    devices: int = 1
-    available: int | None = None
-    warm: bool = False
-    backends: dict[str, Any] | None = None
-    reference: str | None = None
-
-
-class Preflight(Struct, frozen=True):
-    """What the spec comes to. Sizes in bytes; `dataset_size` is None for an endless task.
-
-    model_path: the directory. model_dtype: of the checkpoint. parameters, max_positions: of the base; linears: the leaf
-    names of its linears. reference_parameters: of the adapter that KL is measured against, 0 where it is the base.
-    """
-
-    model_path: str
-    model_dtype: str
-    parameters: int
-    max_positions: int
-    linears: list[str]
-    modules: list[str]
-    adapter_parameters: int
-    reference_parameters: int
-    memory_needed: int
-    memory_available: int | None
-    dataset_size: int | None
-    dropped: int
-    eval_size: int
-    warnings: list[str]
-
-
-def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> Preflight:
+def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
     """As `checked`, which ends at the first thing that is wrong; what else is wrong on disk comes with it."""
     try:
         return checked(spec, cwd=cwd, **machine)
@@ -146,8 +102,8 @@ def checked(
     warm: bool = False,
     backends: dict[str, Backend] | None = None,
     reference: Path | None = None,
-) -> Preflight:
-    """Check `spec` against the disk and the machine; the arguments are those of `Request`. Raises SpecError."""
+) -> SpecFacts:
+    """Check `spec` against the disk and the machine; the arguments are those of `Question`. Raises SpecError."""
     box = load_config(Home(default_home()).config) if backends is None else Config(backends=backends)
     refuse_contradictions(spec)
     check_backends(spec, box)
@@ -172,10 +128,14 @@ def checked(
     data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
     held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
     check_reward(spec, data, cwd)
-    base = BaseFacts(list(adapter.modules), sorted({leaf(name) for name in model.linears}), model.max_positions)
+    base = BaseFacts(
+        modules=[*adapter.modules],
+        linears=sorted({leaf(name) for name in model.linears}),
+        max_positions=model.max_positions,
+    )
     if spec.rollout.backend in SERVERS:
         told += server_check()(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
-    return Preflight(
+    return SpecFacts(
         model_path=str(directory),
         model_dtype=model.dtype,
         parameters=model.parameters,
@@ -303,12 +263,16 @@ def warnings(
     return [text for text, holds in found.items() if holds]
 
 
+def refused(error: Exception) -> Answer:
+    return Answer(error=msgspec.convert(to_wire(error), ErrorSaid))
+
+
 def main() -> int:
     answers = os.dup(1)  # user code is imported here: whatever it and what it starts print goes to stderr
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
             facts = preflight(
                 convert(request.spec),
                 cwd=Path(request.cwd),
@@ -319,15 +283,15 @@ def main() -> int:
                 backends=None if request.backends is None else backends_of(request.backends),
                 reference=None if request.reference is None else Path(request.reference),
             )
-            result: dict[str, Any] = {"ok": True, "facts": facts}
+            answer = Answer(facts=facts)
         except OSError as error:
             told = SpecError(f"{error.filename or 'a file'}: {error.strerror or error}", hint=OPENED_AS)
-            result = {"ok": False, "error": to_wire(told)}
+            answer = refused(told)
         except Exception as error:
             traceback.print_exc()
-            result = {"ok": False, "error": to_wire(error)}
+            answer = refused(error)
     with open(answers, "wb") as file:
-        file.write(b"\n" + msgspec.json.encode(result) + b"\n")
+        file.write(b"\n" + msgspec.json.encode(answer) + b"\n")
     return 0
 
 

@@ -16,8 +16,9 @@ from lorad.engines.install import TRIED, installed_version, is_older
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.settings import addresses, settings_of
-from lorad.engines.setup import HEAD, BaseFacts, longest, server_setup
+from lorad.engines.setup import HEAD, longest, server_setup
 from lorad.errors import SpecError
+from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.servers import ServerSetup
 from lorad.specs import Spec
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Struct
-
 from lorad.adapters.targets import leaf
 from lorad.config import Backend
 from lorad.engines.install import install_hint
 from lorad.errors import SpecError
+from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.servers import ServerSetup
 from lorad.specs import Spec
 
@@ -18,14 +17,6 @@ RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would 
 CANARY_PROMPT = 8  # tokens, see lorad/pool/canaries.py
 HEAD = "lm_head"
 UNIX = "unix:"  # how the address of a server on a Unix socket begins
-
-
-class BaseFacts(Struct, frozen=True):
-    """Of the preflight. modules: of the run's adapter; linears: leaf names of all linears of the base."""
-
-    modules: list[str]
-    linears: list[str]
-    max_positions: int
 
 
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:

@@ -81,7 +81,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         discard(staged)
         reference.clear(kl)
     ctx.waker.poke()
-    return run_view(row) | {"warnings": request.facts["warnings"]}
+    return run_view(row) | {"warnings": request.facts.warnings}
 
 
 def begun(ctx: Context, parent: Row, version: Row, fresh: bool) -> Start:
@@ -206,13 +206,13 @@ async def looked_at(
     checked by that. Raises SpecError."""
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
     facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
-    reference.refuse_other_model(kl, facts["model_path"])
+    reference.refuse_other_model(kl, facts.model_path)
     asked = replace(asked, reference=kl and kl.reference)
     if body.fresh:
         own = RunDir(ctx.runs_root / str(spec.name)).origin
         spec = replace(spec, lora=replace(spec.lora, adapter_path=str(own)))
     overrides: Sequence[str] = [*asked.overrides, *body.overrides]
-    return replace(asked, overrides=overrides, model_path=facts["model_path"], facts=facts), spec
+    return replace(asked, overrides=overrides, model_path=facts.model_path, facts=facts), spec
 
 
 def spec_text(run: Row) -> str:
@@ -236,7 +236,7 @@ def settled(
         raise Conflict(f"{own} cannot be made: {error.strerror}", hint="Choose another name.") from error
     reference.settle(kl, directory)
     with ctx.store.write():
-        row = create(ctx, spec, directory, call.caller, request.facts["warnings"])
+        row = create(ctx, spec, directory, call.caller, request.facts.warnings)
         runs.set_fields(ctx.store, row["name"], origin=start.origin)
         fresh = spec.lora.adapter_path is not None
         told = {"from": start.origin, "step": start.step, "fresh": fresh, "by": call.caller.name}

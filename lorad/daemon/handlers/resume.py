@@ -75,7 +75,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         if request:
             keep(ctx, run, request)
     ctx.waker.poke()
-    warnings = request.facts["warnings"] if request else []
+    warnings = request.facts.warnings if request else []
     return run_view(runs.get(ctx.store, call.run)) | {"warnings": warnings, "changed_inputs": changed_inputs}
 
 
@@ -182,7 +182,7 @@ def keep(ctx: Context, run: Row, request: Request) -> None:
     write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
     sql = "SELECT data FROM events WHERE run = ? AND kind = 'warning'"
     told = {json.loads(row["data"]).get("message") for row in ctx.store.rows(sql, (run["name"],))}
-    for warning in request.facts["warnings"]:
+    for warning in request.facts.warnings:
         if warning not in told:
             events.append(ctx.store, run["name"], "warning", {"message": warning})
 

@@ -44,14 +44,14 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     reference = await staged(ctx, call.caller, spec, body.cwd)
     try:
         facts = await preflight(ctx, spec, body.cwd, call.caller.uid, reference and reference.directory)
-        refuse_other_model(reference, facts["model_path"])
-        model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+        refuse_other_model(reference, facts.model_path)
+        model = facts.model_path, facts.model_dtype, facts.parameters
         told = reference and reference.reference
         request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=told)
         refuse_used(ctx, spec)
         directory = make_directory(ctx, spec, body.spec, request)
         settle(reference, directory)
-        row = create(ctx, spec, directory, call.caller, facts["warnings"])
+        row = create(ctx, spec, directory, call.caller, facts.warnings)
     finally:
         clear(reference)
     ctx.waker.poke()

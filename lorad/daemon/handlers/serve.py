@@ -125,8 +125,8 @@ async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Impor
     found.sort(key=lambda one: -one.outline.config.rank)
     largest = replace(brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank))
     facts = await preflight(ctx, largest, body.cwd, uid)
-    spec = roomy(spec, body.overrides, facts["max_positions"])
-    model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+    spec = roomy(spec, body.overrides, facts.max_positions)
+    model = facts.model_path, facts.model_dtype, facts.parameters
     asked = Request(body.cwd, "", body.overrides, *model, facts)
     await refresh(ctx)
     made: list[Import] = []

@@ -24,6 +24,7 @@ from lorad.daemon.reference import Staged, clear, refuse_other_model, settle, st
 from lorad.daemon.request import Call
 from lorad.daemon.sweeps import Wish, halving_of
 from lorad.errors import LoradError
+from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import doubts, refuse_contradictions
 from lorad.spec_text import load_task
 from lorad.specs import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
@@ -74,13 +75,13 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
             by = call.caller
             sweeps.create(ctx.store, name, owner=by.name, owner_uid=by.uid, grid=axes, halving=halving)
             for (point, fact, _), directory in zip(parts, directories, strict=True):
-                create(ctx, point.spec, directory, call.caller, fact["warnings"])
+                create(ctx, point.spec, directory, call.caller, fact.warnings)
                 runs.set_fields(ctx.store, str(point.spec.name), sweep=name)
     finally:
         for reference in references:
             clear(reference)
     ctx.waker.poke()
-    warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact["warnings"])])
+    warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact.warnings)])
     return sweep_view(ctx, sweeps.get(ctx.store, name)) | {"warnings": [*warnings]}
 
 
@@ -108,9 +109,9 @@ def refuse(ctx: Context, name: str, points: list[Point]) -> None:
 
 async def looked_at(
     ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
-) -> list[dict[str, Any]]:
+) -> list[SpecFacts]:
     """What the preflight finds for each point; one is enough for points that need the same. Raises what it raised."""
-    found: dict[tuple[bytes, ...], dict[str, Any]] = {}
+    found: dict[tuple[bytes, ...], SpecFacts] = {}
     facts = []
     for point, reference in zip(points, references, strict=True):
         with blaming(point):
@@ -118,7 +119,7 @@ async def looked_at(
             key = (need(point.spec), *(doubt.encode() for doubt in doubts(point.spec)))
             if key not in found:
                 found[key] = await preflight(ctx, point.spec, cwd, uid, reference and reference.directory)
-            refuse_other_model(reference, found[key]["model_path"])
+            refuse_other_model(reference, found[key].model_path)
             facts.append(found[key])
     return facts
 
@@ -150,9 +151,9 @@ def need(spec: Spec) -> bytes:
     )
 
 
-def placed(ctx: Context, body: Body, point: Point, facts: dict[str, Any], reference: Staged | None) -> Path:
+def placed(ctx: Context, body: Body, point: Point, facts: SpecFacts, reference: Staged | None) -> Path:
     """The directory of a run that is to be, with its reference."""
-    model = facts["model_path"], facts["model_dtype"], facts["parameters"]
+    model = facts.model_path, facts.model_dtype, facts.parameters
     told = reference and reference.reference
     request = Request(body.cwd, body.source, point.overrides, *model, facts, reference=told)
     directory = make_directory(ctx, point.spec, body.spec, request)
@@ -160,7 +161,7 @@ def placed(ctx: Context, body: Body, point: Point, facts: dict[str, Any], refere
     return directory
 
 
-def split_pools(ctx: Context, points: list[Point], facts: list[dict[str, Any]], keys: list[str]) -> list[str]:
+def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
     """A warning when the points do not all fit into one pool: each kind of pool loads a base of its own."""
     kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
@@ -168,8 +169,8 @@ def split_pools(ctx: Context, points: list[Point], facts: list[dict[str, Any]], 
     return [f"the points need {len(kinds)} kinds of pools, each with a base of its own: {', '.join(keys)} decide that"]
 
 
-def kind(ctx: Context, spec: Spec, facts: dict[str, Any]) -> str:
-    model = {"model_path": facts["model_path"], "dtype": facts["model_dtype"]}
+def kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
+    model = {"model_path": facts.model_path, "dtype": facts.model_dtype}
     count = 1 if ctx.devices[0].is_cpu else min(spec.gpus, len(ctx.devices))
     threads = spec.pool.threads or 1
     return setup_for(spec, ctx.config, *ctx.devices[:count], **model, threads=threads, facts=facts).key

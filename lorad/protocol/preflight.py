@@ -1,0 +1,91 @@
+"""What the daemon asks the process that checks a spec, and what that answers: one JSON line each way."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from lorad.bounds import TEXT
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """A spec to check, and where it would run.
+
+    spec: the spec as plain JSON.
+    cwd: the directory where relative paths of the spec begin.
+    device: `cpu` or `cuda:<n>`.
+    devices: the number of GPUs.
+    available: bytes that are free on the device; None to look it up, on a CPU.
+    warm: a pool has loaded the base already, so no memory for it is needed.
+    backends: those of the box; None to read config.yaml, which not every user may.
+    reference: the directory of the adapter that KL is measured against; None for the base.
+    """
+
+    spec: dict[str, Any]
+    cwd: str
+    device: str = "cpu"
+    devices: int = 1
+    available: int | None = None
+    warm: bool = False
+    backends: dict[str, Any] | None = None
+    reference: str | None = None
+
+
+class BaseFacts(Struct, frozen=True, kw_only=True):
+    """What a server has to know of a base and a run's adapter.
+
+    modules: the names of the linears that the adapter changes.
+    linears: the leaf names of all linears of the base.
+    max_positions: the base's context length in tokens.
+    """
+
+    modules: list[str] = []
+    linears: list[str] = []
+    max_positions: Count = 0
+
+
+class SpecFacts(BaseFacts, frozen=True, kw_only=True):
+    """What a spec comes to.
+
+    model_path: the directory that the model resolved to.
+    model_dtype: the checkpoint's dtype.
+    parameters: parameters of the base.
+    adapter_parameters: parameters of the run's adapter.
+    reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
+    memory_needed, memory_available: bytes; None where nobody looked.
+    dataset_size: rows of the training data; None for a task, which never ends.
+    dropped: rows whose prompts are too long.
+    eval_size: held-out problems.
+    warnings: what is allowed and probably not meant, a sentence each.
+    """
+
+    model_path: str = ""
+    model_dtype: str = ""
+    parameters: Count = 0
+    adapter_parameters: Count = 0
+    reference_parameters: Count = 0
+    memory_needed: Count = 0
+    memory_available: Count | None = None
+    dataset_size: Count | None = None
+    dropped: Count = 0
+    eval_size: Count = 0
+    warnings: list[Annotated[str, Meta(max_length=TEXT)]] = []
+
+
+class ErrorSaid(Struct, frozen=True):
+    """An error as `lorad.errors.to_wire` writes it."""
+
+    kind: str = ""
+    message: str = ""
+    hint: str = ""
+    others: list[ErrorSaid] = []
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """Either the facts, or the error that the check ended with."""
+
+    facts: SpecFacts | None = None
+    error: ErrorSaid | None = None
