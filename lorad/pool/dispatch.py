@@ -9,12 +9,12 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.models.turns import WORK
 from lorad.pool.state import Pool
 from lorad.pool.verbs import PLAIN, STREAMS
+from lorad.protocol import frames
 from lorad.protocol.calls import VERBS, Answer, Call, Verb
 
 log = logging.getLogger(__name__)
@@ -62,12 +62,6 @@ def _checked(pool: Pool, call: Call) -> tuple[Verb, Any]:
     if kind.of_run and (not call.run or call.attempt < 1 or (kind.mutates and call.seq < 1)):
         raise Conflict(f"{call.verb} needs a run, an attempt and a sequence number", hint="See lorad.protocol.calls.")
     try:
-        return kind, msgspec.convert(call.args, kind.args, dec_hook=_array)
+        return kind, frames.converted(call.args, kind.args)
     except msgspec.ValidationError as error:
         raise SpecError(f"{call.verb}: {error}", hint="Both sides must be of the same version of lorad.") from None
-
-
-def _array(expected: Any, value: Any) -> Any:
-    if expected is np.ndarray and isinstance(value, np.ndarray):
-        return value
-    raise TypeError(f"expected {expected.__name__}, got {type(value).__name__}")

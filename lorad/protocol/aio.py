@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.protocol import frames
 from lorad.protocol.calls import CANCEL, VERBS, Answer, Call
@@ -79,7 +77,7 @@ class AsyncConnection:
                     raise from_wire(answer.body)
                 expected = kind.item if answer.kind == "item" else kind.result
                 assert expected is not None
-                yield msgspec.convert(answer.body, expected, dec_hook=_arrays)
+                yield frames.converted(answer.body, expected)
         finally:
             del self._calls[number]
             if not is_over and not self._why:
@@ -113,9 +111,3 @@ class AsyncConnection:
 
     def _lost(self) -> PoolLost:
         return PoolLost(f"the pool went away: {self._why}", hint="Ask again; the daemon starts another.")
-
-
-def _arrays(expected: Any, value: Any) -> Any:
-    if isinstance(value, expected):
-        return value
-    raise TypeError(f"expected {expected.__name__}, got {type(value).__name__}")

@@ -119,15 +119,9 @@ class Connection:
         return data
 
 
-def _arrays(expected: Any, value: Any) -> Any:
-    if isinstance(value, expected):
-        return value
-    raise TypeError(f"expected {expected.__name__}, got {type(value).__name__}")
-
-
 def _converted(answer: Answer, expected: Any) -> Any:
     """Raises PoolLost for what no pool of this lorad answers."""
     try:
-        return msgspec.convert(answer.body, expected, dec_hook=_arrays)
+        return frames.converted(answer.body, expected)
     except msgspec.ValidationError as error:
         raise PoolLost(f"the pool's answer is not understood: {error}", hint="Is it of another lorad?") from None

@@ -41,6 +41,17 @@ class Prefix(NamedTuple):
     body: int
 
 
+def converted(plain: Any, kind: type[T]) -> T:
+    """A decoded body as a Struct; arrays in it stay as they are. Raises ValidationError."""
+
+    def hook(expected: Any, value: Any) -> Any:
+        if isinstance(value, expected):
+            return value
+        raise TypeError(f"expected {expected.__name__}, got {type(value).__name__}")
+
+    return msgspec.convert(plain, kind, dec_hook=hook)
+
+
 def encode(message: Any) -> list[bytes | memoryview]:
     """The parts of one frame, to be written in order; a small frame is one part."""
     buffers: list[memoryview] = []
