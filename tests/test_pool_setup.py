@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from lorad.config import Backend, Config
@@ -215,7 +214,7 @@ async def test_a_run_whose_backend_left_the_config_waits_and_says_so(home: Path)
 
 
 def test_facts_of_the_preflight_are_enough(tmp_path: Path) -> None:
-    facts = msgspec.to_builtins(preflight(convert({}), cwd=tmp_path))
+    facts = preflight(convert({}), cwd=tmp_path)
     whole, device = convert({"rollout": {"backend": "sglang"}}), Device("cpu", "", 1)
     server = setup_for(whole, CONFIG, device, model_path="/m", dtype="float32", threads=1, facts=facts).server
     assert server is not None and server.targets == tuple(LINEARS)

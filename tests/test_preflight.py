@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from lorad.driver.memory import available_memory
 from lorad.driver.preflight import preflight
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
-from lorad.protocol.preflight import SpecFacts
+from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
 from lorad.specs import convert
 from lorad.text import size
 
@@ -202,29 +203,25 @@ def test_a_reference_fits_the_base_and_is_counted(tmp_path: Path) -> None:
     assert "algorithm.kl.reference: " in refusal(tmp_path, {}, reference=tmp_path / "b")
 
 
-def run_module(request: str) -> dict[str, Any]:
+def run_module(question: str) -> Answer:
     done = subprocess.run(
         [sys.executable, "-m", "lorad.driver.preflight"],
-        input=request,
+        input=question,
         text=True,
         capture_output=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return msgspec.json.decode(done.stdout, type=Answer)
 
 
 def test_the_module_answers_in_json(tmp_path: Path) -> None:
     good = run_module(json.dumps({"spec": {"name": "x"}, "cwd": str(tmp_path)}))
-    assert good["ok"] and good["facts"]["model_path"] == str(TINY)
+    assert good.facts is not None and good.facts.model_path == str(TINY)
     bad = run_module(json.dumps({"spec": {"lora": {"rank": 0}}, "cwd": str(tmp_path)}))
-    assert bad == {
-        "ok": False,
-        "error": {"kind": "SpecError", "message": "lora.rank: Expected int >= 1", "hint": "The default is 16."},
-    }
-    assert run_module("{")["ok"] is False
+    assert bad == Answer(error=ErrorSaid("SpecError", "lora.rank: Expected int >= 1", "The default is 16."))
+    assert run_module("{").error is not None
 
 
 def test_a_truncated_weight_file_is_told(tmp_path: Path) -> None:

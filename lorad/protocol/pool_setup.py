@@ -16,7 +16,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Mode = Literal["fused", "resident", "timesliced"]
 
 
-class PoolSetup(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class PoolSetup(Struct, frozen=True, kw_only=True):
     """One base model with a trainer and an engine. The file is 0600: `env` of server and ranks may hold secrets.
 
     pool: the pool's id; empty until it has one.
