@@ -29,7 +29,8 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.handlers import kill, pause, remove, resume, stop
 from lorad.daemon.processes import Processes, ProcessState
-from lorad.daemon.reconcile import pass_once
+from lorad.daemon.reconcile import PASS
+from lorad.daemon.troubles import Item, guarded
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.run import rest
 from lorad.errors import Conflict, LoradError, NotFound
@@ -135,7 +136,8 @@ class Lives(RuleBasedStateMachine):
         """One pass of the reconcile loop."""
 
         async def once() -> None:
-            pass_once(self.ctx)
+            for verb in PASS:
+                guarded(self.ctx, Item(), verb)
             await asyncio.sleep(0)
 
         self.loop.run_until_complete(once())

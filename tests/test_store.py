@@ -185,6 +185,13 @@ def test_lists_are_newest_first_and_the_queue_goes_by_priority_then_age(store: S
     assert [run["name"] for run in runs.in_states(store, RunState.QUEUED)] == ["urgent", "old", "young"]
 
 
+def test_a_list_of_runs_names_models_and_leaves_specs(store: Store) -> None:
+    spec = '{"model": {"path": "/models/qwen"}}'
+    runs.create(store, name="a", owner="ada", spec_json=spec, directory="/r", steps=1, priority=0)
+    for rows in (runs.list_runs(store, all=False), runs.list_named(store, ["a"])):
+        assert [(row["name"], row["base"], "spec" in row) for row in rows] == [("a", "/models/qwen", False)]
+
+
 def test_runs_that_ended_long_ago_are_listed_only_on_request(store: Store) -> None:
     bring(store, "sorter", RunState.ENDED)
     with store.write() as connection:

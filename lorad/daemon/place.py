@@ -45,25 +45,27 @@ FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
     queue = in_turn(ctx)
+    head = [runs.get(ctx.store, waiting["name"]) for waiting in queue[:LOOKED_AT]]
     ctx.wishes = {}
 
     def place_queued(ctx: Context, run: Row) -> None:
         place_run(ctx, run, claims)
 
     try:
-        each(ctx, place_queued, queue[:LOOKED_AT], of_run)
+        each(ctx, place_queued, head, of_run)
     finally:
         ctx.wishes = None
-    for run in queue[LOOKED_AT:]:
-        if run["waiting"] != FAR_BACK:
-            runs.set_fields(ctx.store, run["name"], waiting=FAR_BACK)
+    if far_back := [run["name"] for run in queue[LOOKED_AT:] if run["waiting"] != FAR_BACK]:
+        with ctx.store.write():
+            for name in far_back:
+                runs.set_fields(ctx.store, name, waiting=FAR_BACK)
 
 
 def in_turn(ctx: Context) -> list[Row]:
     """The queue in its order: by priority; then owners take turns of TURN runs each, whoever had none for longest
-    first; then by age. So nobody waits until all runs of somebody else are over.
+    first; then by age. So nobody waits until all runs of somebody else are over. Rows as `runs.queue` has them.
     """
-    queued = runs.in_states(ctx.store, RunState.QUEUED)
+    queued = runs.queue(ctx.store)
     if len({run["owner_uid"] for run in queued}) < 2:
         return queued
     ahead, latest = Counter(run["owner_uid"] for run in active_runs(ctx)), runs.latest_starts(ctx.store)
@@ -175,7 +177,8 @@ def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup
 def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     """By kind, the widest server that anybody in the queue asks for."""
     widest: dict[str, PoolSetup] = {}
-    for run in in_turn(ctx)[:LOOKED_AT]:
+    for waiting in in_turn(ctx)[:LOOKED_AT]:
+        run = runs.get(ctx.store, waiting["name"])
         with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # it needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:

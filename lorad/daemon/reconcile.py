@@ -41,7 +41,8 @@ ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 async def reconcile(ctx: Context) -> None:
     """Until the daemon closes, or its home is moved: it would judge runs by files that are elsewhere.
 
-    However much there is to do, as much time is left for requests.
+    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass.
+    Requests are answered between two verbs, and after a pass for as long as it took.
     """
     clock = asyncio.get_running_loop().time
     while not ctx.closing:
@@ -50,15 +51,11 @@ async def reconcile(ctx: Context) -> None:
             ctx.close()
             break
         began = clock()
-        pass_once(ctx)
+        for verb in PASS:
+            guarded(ctx, Item(), verb)
+            await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)
         await ctx.waker.wait(journals(ctx))
-
-
-def pass_once(ctx: Context) -> None:
-    """Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass."""
-    for verb in PASS:
-        guarded(ctx, Item(), verb)
 
 
 def collect(ctx: Context) -> None:

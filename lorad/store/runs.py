@@ -26,6 +26,11 @@ FIELDS = frozenset(
     | {"wanted"}
 )
 RECENT_SECONDS = 24 * 3600.0
+SUMMARY = """
+name, owner, owner_uid, state, reason, detail, waiting, preempted, serving, step, steps, reward, eval_first, eval_last,
+version, pool, created_at, started_at, ended_at, attempt, priority, tokens_per_second, step_seconds, signals, recent,
+origin, json_extract(spec, '$.model.path') AS base
+"""  # a spec is larger than all of these: a list of a thousand runs leaves it on disk
 
 
 def create(
@@ -70,22 +75,24 @@ def get(store: Rows, name: str) -> Row:
 
 
 def list_named(store: Rows, names: Sequence[str]) -> list[Row]:
-    """Those of them that there are, newest first."""
+    """The summaries of the named runs that exist, newest first."""
     marks = ", ".join("?" for _ in names)
-    rows = store.rows(f"SELECT * FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC", tuple(names))
-    return [_shaped(row) for row in rows]
+    sql = f"SELECT {SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
+    return [_shaped(row) for row in store.rows(sql, tuple(names))]
 
 
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
-    """Newest first; without `all`, those that are not ended and those that ended in the last day.
+    """The summaries of runs, newest first; without `all`, those that have not ended or ended in the last day.
+
+    A summary has the keys of SUMMARY instead of all of a run's row: `base` is the model of its spec.
 
     limit: of those that ended, the newest so many, as far as there are not more others; 0: every one.
     """
     since = 0.0 if all else time.time() - RECENT_SECONDS
     order = "ORDER BY created_at DESC, rowid DESC"
-    others = store.rows(f"SELECT rowid, * FROM runs WHERE ended_at IS NULL {order}")
+    others = store.rows(f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at IS NULL {order}")
     most = max(0, limit - len(others)) if limit else -1
-    ended = store.rows(f"SELECT rowid, * FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most))
+    ended = store.rows(f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most))
     rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
     return [_shaped(row) for row in rows]
 
@@ -95,6 +102,13 @@ def in_states(store: Rows, *states: RunState) -> list[Row]:
     marks = ", ".join("?" for _ in states)
     sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [_shaped(row) for row in store.rows(sql, states)]
+
+
+def queue(store: Rows) -> list[Row]:
+    """{name, owner_uid, priority, waiting} of every queued run: highest priority first, then oldest first."""
+    sql = """SELECT name, owner_uid, priority, waiting FROM runs WHERE state = 'queued'
+    ORDER BY priority DESC, created_at, rowid"""
+    return store.rows(sql)
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
@@ -251,6 +265,7 @@ def _tell(store: Store, name: str, before: RunState | None, state: RunState, **m
 
 
 def _shaped(row: Row) -> Row:
-    del row["first_event"]
-    rates = {key: row.pop(key) for key in ("tokens_per_second", "step_seconds")}
-    return row | {"rates": rates, "signals": msgspec.Raw(row["signals"]), "recent": msgspec.Raw(row["recent"])}
+    row.pop("first_event", None)
+    row["rates"] = {"tokens_per_second": row.pop("tokens_per_second"), "step_seconds": row.pop("step_seconds")}
+    row["signals"], row["recent"] = msgspec.Raw(row["signals"]), msgspec.Raw(row["recent"])
+    return row
