@@ -13,14 +13,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command as build
+from lorad.startup import quick_imports
 
-from lorad import __version__
-from lorad.cli.complete import VARIABLE, answer
-from lorad.cli.output import print_error, watch_versions
-from lorad.errors import LoradError, SpecError, StorageError
+with quick_imports():
+    import typer
+    from typer.core import TyperCommand, TyperGroup
+    from typer.main import get_command as build
+
+    from lorad import __version__
+    from lorad.cli.complete import VARIABLE, answer
+    from lorad.cli.output import print_error, watch_versions
+    from lorad.errors import LoradError, SpecError, StorageError
 
 COMMANDS = (
     *("run", "list", "show", "logs", "resume", "pause", "stop", "kill", "rm"),
@@ -61,7 +64,8 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"lorad.cli.commands.{cmd_name}")
+        with quick_imports():
+            module = importlib.import_module(f"lorad.cli.commands.{cmd_name}")
         watch_versions()
         command = build(module.app)
         command.name = cmd_name

@@ -17,24 +17,27 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lorad
-from lorad.adapters.directory import write_directory
-from lorad.errors import PoolLost
-from lorad.paths import AttemptDir, Home, RunDir
-from lorad.protocol import heartbeat
-from lorad.protocol.heartbeat import HEART
-from lorad.protocol.journal import (
-    Attempt,
-    CheckpointFact,
-    EndFact,
-    JournalWriter,
-    StepFact,
-    VersionFact,
-    lineage,
-    read,
-)
-from tests.fake_pool import behaviour, serve
-from tests.fake_wire import MODULE, Wire, ask_status, connected, digest, write_adapter
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import lorad
+    from lorad.adapters.directory import write_directory
+    from lorad.errors import PoolLost
+    from lorad.paths import AttemptDir, Home, RunDir
+    from lorad.protocol import heartbeat
+    from lorad.protocol.heartbeat import HEART
+    from lorad.protocol.journal import (
+        Attempt,
+        CheckpointFact,
+        EndFact,
+        JournalWriter,
+        StepFact,
+        VersionFact,
+        lineage,
+        read,
+    )
+    from tests.fake_pool import behaviour, serve
+    from tests.fake_wire import MODULE, Wire, ask_status, connected, digest, write_adapter
 
 FACTS: dict[str, Any] = {
     "model_path": str(Path(lorad.__file__).parent / "models" / "tiny"),

@@ -30,9 +30,9 @@ from lorad.daemon.context import Context, run_dir
 from lorad.daemon.handlers import kill, pause, remove, resume, stop
 from lorad.daemon.processes import Processes, ProcessState
 from lorad.daemon.reconcile import PASS
-from lorad.daemon.troubles import Item, guarded
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.run import rest
+from lorad.daemon.troubles import Item, guarded
 from lorad.errors import Conflict, LoradError, NotFound
 from lorad.paths import AttemptDir
 from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, JournalWriter, StepFact, VersionFact

@@ -60,7 +60,7 @@ def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
 def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) -> None:
     assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
     assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
-    row = dict.fromkeys(RUN_KEYS) | {"waiting": "something", "serving": 0}
+    row = dict.fromkeys(RUN_KEYS.split()) | {"waiting": "something", "serving": 0}
     states = ("queued", "starting", "running", "ended")
     assert [run_view(row | {"state": state})["waiting"] for state in states] == ["something", "something", "", ""]
 

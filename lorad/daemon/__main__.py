@@ -10,11 +10,13 @@ import sys
 
 from lorad.errors import LoradError
 from lorad.paths import Home, default_home
+from lorad.startup import quick_imports
 
 
 def main() -> int:
     sys.modules["pandas"] = None  # type: ignore[assignment]  # sqlite-utils loads it if it can: half of the start-up
-    from lorad.daemon.run import run_daemon
+    with quick_imports():
+        from lorad.daemon.run import run_daemon
 
     try:
         if "--repair" in sys.argv[1:]:

@@ -30,7 +30,7 @@ from lorad.errors import LoradError, SpecError
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 from lorad.runtime import Why
-from lorad.states import EndReason, Move, RunState
+from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.db import Row

@@ -24,7 +24,7 @@ from lorad.store.db import Row, Rows
 RUN_KEYS = """
 name state reason detail waiting step steps reward eval_first eval_last version owner pool created_at started_at
 ended_at attempt priority preempted rates signals recent origin base
-""".split()
+"""
 VERSION_KEYS = "run version step sha256 path rank alpha parent created_at pinned aliases attested attestation bytes"
 WARNINGS = 20
 OWN = "trainer."  # of versions in PoolInfo
@@ -49,7 +49,7 @@ def run_view(row: Row) -> dict[str, Any]:
 
 def summary_view(row: Row) -> dict[str, Any]:
     """A run from a row of `runs.list_runs`."""
-    view = {key: row[key] for key in RUN_KEYS}
+    view = {key: row[key] for key in RUN_KEYS.split()}
     view["waiting"] = told_of(row, row["waiting"] if row["state"] in ("queued", "starting") or row["serving"] else "")
     return view
 

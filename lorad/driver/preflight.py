@@ -15,42 +15,45 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from safetensors import SafetensorError, safe_open
+from lorad.startup import quick_imports
 
-from lorad.adapters.adapter import AdapterConfig
-from lorad.adapters.peft import outline, read_peft
-from lorad.adapters.targets import leaf
-from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
-from lorad.config import Backend, Config, backends_of
-from lorad.config import load as load_config
-from lorad.driver.backends import check_backends, server_check
-from lorad.driver.memory import available_memory, base_memory, check_memory
-from lorad.driver.rewards import Rewarder
-from lorad.driver.trainers import (
-    check_adapted,
-    check_devices,
-    check_fused,
-    check_shared,
-    check_sizes,
-    check_trainer,
-    needs_base,
-)
-from lorad.engines.registry import SERVERS
-from lorad.errors import AdapterRefused, SpecError, to_wire
-from lorad.files import open_file, refuse_sparse
-from lorad.models.directory import read_config, resolve, weight_files
-from lorad.models.facts import ModelFacts, read_facts
-from lorad.paths import Home, default_home
-from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
-from lorad.rl.data import Dataset, Example, load_data, load_eval
-from lorad.rl.doubts import doubts, refuse_contradictions
-from lorad.rl.reward import ANSWERED
-from lorad.rl.sources import read_rows
-from lorad.rl.tasks import TASKS
-from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import Spec, convert, fitted
-from lorad.trainers.setup import modules_of, targets_of
+with quick_imports():
+    import msgspec
+    from safetensors import SafetensorError, safe_open
+
+    from lorad.adapters.adapter import AdapterConfig
+    from lorad.adapters.peft import outline, read_peft
+    from lorad.adapters.targets import leaf
+    from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
+    from lorad.config import Backend, Config, backends_of
+    from lorad.config import load as load_config
+    from lorad.driver.backends import check_backends, server_check
+    from lorad.driver.memory import available_memory, base_memory, check_memory
+    from lorad.driver.rewards import Rewarder
+    from lorad.driver.trainers import (
+        check_adapted,
+        check_devices,
+        check_fused,
+        check_shared,
+        check_sizes,
+        check_trainer,
+        needs_base,
+    )
+    from lorad.engines.registry import SERVERS
+    from lorad.errors import AdapterRefused, SpecError, to_wire
+    from lorad.files import open_file, refuse_sparse
+    from lorad.models.directory import read_config, resolve, weight_files
+    from lorad.models.facts import ModelFacts, read_facts
+    from lorad.paths import Home, default_home
+    from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
+    from lorad.rl.data import Dataset, Example, load_data, load_eval
+    from lorad.rl.doubts import doubts, refuse_contradictions
+    from lorad.rl.reward import ANSWERED
+    from lorad.rl.sources import read_rows
+    from lorad.rl.tasks import TASKS
+    from lorad.rl.tokenizer import Tokenizer
+    from lorad.specs import Spec, convert, fitted
+    from lorad.trainers.setup import modules_of, targets_of
 
 Shapes = dict[str, tuple[int, int]]
 OPENED_AS = "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."

@@ -22,11 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-import msgspec
-from msgspec import Struct
+from lorad.startup import quick_imports
 
-from lorad.errors import LoradError
-from lorad.rl.reward import RewardInput, as_reward, builtin
+with quick_imports():
+    import msgspec
+    from msgspec import Struct
+
+    from lorad.errors import LoradError
+    from lorad.rl.reward import RewardInput, as_reward, builtin
 
 ERROR_LIMIT = 2000  # characters of an error that travel
 MOST = 1 << 60  # bytes of memory: no limit

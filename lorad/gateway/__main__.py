@@ -12,12 +12,15 @@ import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from lorad import config
-from lorad.errors import LoradError
-from lorad.gateway.server import serve
-from lorad.paths import AttemptDir, Home
-from lorad.protocol.heartbeat import HEART
-from lorad.protocol.structs import learn_structs
+from lorad.startup import quick_imports
+
+with quick_imports():
+    from lorad import config
+    from lorad.errors import LoradError
+    from lorad.gateway.server import serve
+    from lorad.paths import AttemptDir, Home
+    from lorad.protocol.heartbeat import HEART
+    from lorad.protocol.structs import learn_structs
 
 ROLES = ("", "front", "owner")
 

@@ -16,6 +16,7 @@ from lorad.pool.config import log_directory
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.structs import learn_structs
+from lorad.startup import quick_imports
 
 
 def main() -> int:
@@ -28,8 +29,9 @@ def main() -> int:
         HEART.start(AttemptDir(log_directory(root)).heartbeat)
         HEART.work("imports")
         config = configuration.read(root)
-        prepare(config)
-        from lorad.pool.host import run
+        with quick_imports():
+            prepare(config)
+            from lorad.pool.host import run
 
         learn_structs()
         HEART.work("")  # from here on, the thread that computes says what is done

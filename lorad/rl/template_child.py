@@ -14,12 +14,15 @@ import sys
 from datetime import datetime
 from typing import Any, BinaryIO
 
-import msgspec
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import chat_template_utils
+from lorad.startup import quick_imports
 
-from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
-from lorad.rl.templates import Job, Rendered, Setup, too_much
+with quick_imports():
+    import msgspec
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers.utils import chat_template_utils
+
+    from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+    from lorad.rl.templates import Job, Rendered, Setup, too_much
 
 OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
 ERROR_LIMIT = 2000  # characters

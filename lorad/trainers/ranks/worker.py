@@ -16,17 +16,20 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-import torch
+from lorad.startup import quick_imports
 
-from lorad.errors import LoradError, SpecError, to_wire
-from lorad.protocol import frames
-from lorad.protocol.heartbeat import HEART
-from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Ready, Refusal, Request
-from lorad.trainers.ranks.config import DUMP, RanksConfig, beat_file, refusal_file
-from lorad.trainers.sharded.body import Body, BodySettings
-from lorad.trainers.sharded.trainer import RankTrainer
-from lorad.trainers.sharded.workers import Calls, join
+with quick_imports():
+    import msgspec
+    import torch
+
+    from lorad.errors import LoradError, SpecError, to_wire
+    from lorad.protocol import frames
+    from lorad.protocol.heartbeat import HEART
+    from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Ready, Refusal, Request
+    from lorad.trainers.ranks.config import DUMP, RanksConfig, beat_file, refusal_file
+    from lorad.trainers.sharded.body import Body, BodySettings
+    from lorad.trainers.sharded.trainer import RankTrainer
+    from lorad.trainers.sharded.workers import Calls, join
 
 SOFTWARE = ("torch", "transformers", "peft", "megatron-core", "megatron-bridge", "transformer-engine")
 
