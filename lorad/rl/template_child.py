@@ -6,26 +6,57 @@ the kernel, which ends the process, as a template that loops holds the interpret
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import inspect
 import os
 import resource
 import signal
 import sys
 from datetime import datetime
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from lorad.startup import quick_imports
 
 with quick_imports():
     import msgspec
-    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-    from transformers.utils import chat_template_utils
 
     from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
     from lorad.rl.templates import Job, Rendered, Setup, too_much
 
-OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
 ERROR_LIMIT = 2000  # characters
+
+
+def import_tokenizers() -> tuple[Any, ModuleType]:
+    """transformers' PreTrainedTokenizerBase, and the module of it that renders.
+
+    The package's own `__init__` reads the source of every model: more than half of the time that this process needs to
+    start. It is left out, unless the installed version cannot do without it.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is not None:
+        package = importlib.util.module_from_spec(found)
+        vars(package)["__version__"] = importlib.metadata.version("transformers")
+        sys.modules["transformers"] = package
+    try:
+        return import_whole()
+    except (ImportError, AttributeError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        return import_whole()
+
+
+def import_whole() -> tuple[Any, ModuleType]:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers.utils import chat_template_utils
+
+    return PreTrainedTokenizerBase, chat_template_utils
+
+
+with quick_imports():
+    PreTrainedTokenizerBase, chat_template_utils = import_tokenizers()
+OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
 
 
 def main() -> None:
@@ -88,7 +119,7 @@ def set_clock(date: str | None) -> None:
         def now(cls, tz: Any = None) -> Then:
             return cls.fromisoformat(str(date))
 
-    chat_template_utils.datetime = datetime if date is None else Then
+    vars(chat_template_utils)["datetime"] = datetime if date is None else Then
 
 
 if __name__ == "__main__":
