@@ -21,7 +21,7 @@ from tests.leftovers import kill_leftovers
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 
 LONGEST = (
-    *("switches", "ranks", "migrations", "preempt", "health", "aliases", "repair", "system_mode", "serve", "sweep"),
+    *("switches", "migrations", "preempt", "health", "aliases", "repair", "system_mode", "serve", "sweep"),
     *("tui_snapshots", "tui_tmux", "tui_serving", "tui_new_run", "tui_samples", "tui"),
 )
 

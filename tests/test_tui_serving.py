@@ -276,7 +276,7 @@ async def test_a_home_without_aliases_says_how_to_make_one_and_chats_all_the_sam
         assert "lorad generate sorter hm" in line(user, "#status")
 
 
-@pytest.mark.parametrize("size", [(200, 60), (80, 24), (40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [(200, 60), (40, 10), (12, 3)])
 async def test_it_fits_any_terminal(size: tuple[int, int]) -> None:
     rows = [an_alias("bot"), an_alias("支持-🤖-" * 9, "a-long-name" * 5, 10**6, step=None, owner="x" * 50)]
     world = a_world(*rows)

@@ -13,7 +13,6 @@ import torch
 
 from lorad.engines.base import Engine
 from lorad.engines.registry import engine_class
-from lorad.engines.remote.settings import settings_of
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
@@ -131,6 +130,8 @@ class _Start:
         return engine
 
     async def _servers(self, setup: ServerSetup) -> Engine:
+        from lorad.engines.remote.settings import settings_of  # with aiohttp, which a builtin pool does without
+
         config = self.config
         settings = settings_of(
             setup,

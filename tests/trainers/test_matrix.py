@@ -25,7 +25,7 @@ from lorad.rl.tasks import problem
 from tests.trainers.pairs import ENGINES, TRAINERS, configured, missing
 from tests.world import World
 
-IN_CI = {("megatron", "sglang")}  # runs with FSDP and vLLM: tests/test_moves, tests/engines/test_whole_run
+IN_CI = {("megatron", "sglang")}  # runs with FSDP and vLLM: test_moves, tests/engines/test_whole_run
 CELLS = [
     pytest.param(
         trainer, engine, id=f"{trainer}-{engine}", marks=[] if (trainer, engine) in IN_CI else pytest.mark.long

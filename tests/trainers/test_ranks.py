@@ -30,11 +30,11 @@ from lorad.trainers.ranks.hang import Beats, dump, hung, spy
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
 from tests.rank_kit import FAILS, LOSS, MODULE, REFUSED_ALPHA, SPEC, WAITS, batch, targets
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 POOL = """
 import asyncio, sys
 from pathlib import Path
-from tests.test_ranks import started
+from tests.trainers.test_ranks import started
 
 async def main():
     await started(Path(sys.argv[1]), dp=1)
