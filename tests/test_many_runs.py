@@ -272,9 +272,16 @@ def test_what_a_pool_counts_already_is_not_counted_twice() -> None:
 
 def test_memory_that_is_told_counts() -> None:
     full = Capacity(64, 0, 512, 2 << 20, 1 << 20)
-    assert lacking(full, Need(3, 8, 3 << 19)) == "has 1.0 MiB left, it needs 1.5 MiB for its adapter"
-    assert lacking(full, Need(3, 8, 1 << 20)) == "" == impossible(full, Need(3, 8, 2 << 20))
+    lack = lacking(full, Need(3, 8, 3 << 19))
+    assert lack is not None and lack.says == "has 1.0 MiB left, it needs 1.5 MiB for its adapter"
+    assert lacking(full, Need(3, 8, 1 << 20)) is None and impossible(full, Need(3, 8, 2 << 20)) == ""
     assert "2.0 MiB left" in impossible(full, Need(3, 8, 3 << 20))
+
+
+def test_each_lack_names_its_own_remedy() -> None:
+    rank, versions = Capacity(64, 0, 8, 0, 0), Capacity(1, 0, 512, 0, 0)
+    assert impossible(rank, Need(3, 16)).endswith("lower lora.rank")
+    assert impossible(versions, Need(3, 16)).endswith("lower rollout.max_staleness or lora.rank")
 
 
 @pytest.mark.long

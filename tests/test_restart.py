@@ -14,7 +14,7 @@ import pytest
 
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.futile import futile_attempts
-from lorad.daemon.restart import delay, restarts, wait_for_restart
+from lorad.daemon.restart import delay, wait_for_restart
 from lorad.daemon.settle import pool_of_lost
 from lorad.paths import AttemptDir
 from lorad.states import EndReason, Move
@@ -105,9 +105,11 @@ async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(home: Path, mo
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "restarts 60 s after attempt 1 was lost"
     assert 50 < ctx.not_before["a"] - time.monotonic() <= 60
     with ctx.store.write() as connection:
-        connection.execute("UPDATE attempts SET ended_at = ended_at - 61")
+        connection.execute("UPDATE runs SET restart_at = restart_at - 61, waiting = 'in other words'")
+    assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "in other words"
     ctx.not_before.clear()
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == ""
+    assert runs.get(ctx.store, "a")["restart_at"] is None
     closed(ctx)
 
 
@@ -116,7 +118,7 @@ async def test_who_resumes_by_hand_does_not_wait(home: Path, monkeypatch: pytest
     behave(home, driver={"crash_at": 3})
     async with reconciling(home) as ctx:
         submit(ctx, "a", resources=AGAIN)
-        await until(lambda: runs.get(ctx.store, "a")["waiting"].startswith("restarts"))
+        await until(lambda: runs.get(ctx.store, "a")["restart_at"])
         behave(home)
         ctx.move("a", Move.END, reason=EndReason.STOPPED, by="me")
         ctx.move("a", Move.RESUME, by="me")
@@ -132,7 +134,7 @@ async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
         assert (row["reason"], row["attempt"]) == ("lost", 2)
         assert row["detail"].endswith("no restart any more after 1 (resources.max_restarts); `lorad resume a` goes on")
         ctx.move("a", Move.RESUME, by="me")
-        assert restarts(ctx, runs.get(ctx.store, "a")) == 0
+        assert runs.restarts(ctx.store, "a") == 0
         ctx.waker.poke()
         assert (await settled(ctx))["attempt"] == 4
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lorad.cli.sweeps import stopped
 from lorad.daemon.context import Context
 from lorad.daemon.grid import axes_of, overridden_values, points_of
 from lorad.daemon.sweeps import Wish, halve, halving_of
@@ -291,3 +292,11 @@ def test_a_sweep_from_the_command_line_to_its_table() -> None:
         early = made.lorad("sweep", spec, "seed=1,2", "--rungs", "1", "--metric", "reward", expect=2).stderr
         assert "before the first update" in early and "Begin with step 2" in early
         assert "several values" in made.lorad("sweep", spec, "trainer.lr=1", expect=2).stderr
+
+
+def test_the_table_reads_a_stop_off_its_rung() -> None:
+    rung = {"step": 2, "kept": ["s-2"], "stopped": ["s-1"], "scores": {"s-1": 0.1, "s-2": 0.9}}
+    run = {"name": "s-1", "reason": "stopped", "detail": "in other words"}
+    assert stopped({"rungs": [rung]}, run) == "stopped by halving at step 2: 0.1, the best had 0.9"
+    assert stopped({"rungs": []}, run) == "in other words"
+    assert stopped({"rungs": [rung]}, run | {"reason": "completed"}) == ""

@@ -85,7 +85,7 @@ def spare(ctx: Context) -> Iterator[Doomed]:
     names = [row["name"] for row in ctx.store.rows(sql, (AT_ONCE,))]
     for name in names:
         for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
-            yield Doomed(name, path, "samples", "disk_budget: the oldest samples of ended runs go first")
+            yield Doomed(name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True)
     for name in names:
         yield from versions(ctx, runs.get(ctx.store, name))
 
@@ -94,7 +94,8 @@ def versions(ctx: Context, run: Row) -> Iterator[Doomed]:
     kept = {row["version"] for row in checkpoints(ctx.store, run["name"])} | {run["version"]}
     for path in listed(run_dir(run).versions):
         if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_free(ctx, run, int(path.name)):
-            yield Doomed(run["name"], path, "version", "disk_budget: nothing refers to this version of an ended run")
+            why = "disk_budget: nothing refers to this version of an ended run"
+            yield Doomed(run["name"], path, "version", why, True)
 
 
 def is_still_free(ctx: Context, item: Doomed) -> bool:
@@ -109,7 +110,7 @@ def is_still_free(ctx: Context, item: Doomed) -> bool:
 
 def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
     """To the run, unless it is gone. What `lorad gc` would have deleted anyway stands in the log alone."""
-    spared = [(item, size) for item, size in items if item.why.startswith("disk_budget")]
+    spared = [(item, size) for item, size in items if item.for_budget]
     if not spared or ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (run,)) is None:
         return
     counts = defaultdict[str, int](int)

@@ -143,7 +143,7 @@ def crowded(ctx: Context, pool: Pool, tenants: list[Row], run: Row, need: Need) 
         return Obstacle(reason, soon=all(tenant["state"] == RunState.STOPPING for tenant in tenants))
     lack = lacking(room_in(ctx, pool), need)
     count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
-    return Obstacle(f"pool {pool.id} {lack}; {count}", claim=False, soon=leaving) if lack else None
+    return Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=leaving) if lack else None
 
 
 def pools_on(ctx: Context, devices: Devices) -> list[Pool]:

@@ -100,7 +100,7 @@ def fits(ctx: Context, run: Row, setup: PoolSetup, pool: Pool, leaving: list[Row
         capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
         status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
     stay = {tenancy: need for tenancy, need in needs_of(ctx, pool).items() if tenancy[0] not in gone}
-    return not lacking(promised(capacity, stay, status), need_of_run(run, setup.dtype))
+    return lacking(promised(capacity, stay, status), need_of_run(run, setup.dtype)) is None
 
 
 def stop_for(ctx: Context, run: Row, victims: list[Row]) -> None:

@@ -39,12 +39,17 @@ AT_ONCE = 256  # that go after one checkpoint; the rest goes after the next
 
 
 class Doomed(NamedTuple):
-    """What nothing can ask for. run: "" where there is none any more."""
+    """What nothing can ask for.
+
+    run: empty where there is none any more.
+    for_budget: it goes only because the disk budget is used up.
+    """
 
     run: str
     path: Path
     kind: Literal["checkpoint", "version", "samples", "leftover", "run", "log", "life", "pool"]
     why: str
+    for_budget: bool = False
 
 
 def prune(ctx: Context, run: Row) -> None:

@@ -84,7 +84,7 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:
         hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
-        raise SpecError(f"{KEY}: start, but this run starts from no adapter", hint=hint)
+        raise SpecError("start, but this run starts from no adapter", key=KEY, hint=hint)
     return wanted
 
 
@@ -100,7 +100,7 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
         version = find_version(ctx, wanted)
     except NotFound as error:
         hint = "`lorad adapters` shows which there are."
-        raise SpecError(f"{KEY}: there is no {wanted}: {error.message}", hint=hint) from None
+        raise SpecError(f"there is no {wanted}: {error.message}", key=KEY, hint=hint) from None
     run = must_see(ctx, caller, runs.get(ctx.store, version["run"]))
     with in_hand(ctx, version):
         await await_files(ctx, version)
@@ -116,10 +116,10 @@ async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
     try:
         return await on_behalf(ctx, uid, read_peft, directory)
     except AdapterRefused as error:
-        raise SpecError(f"{key}: {error.message}", hint=error.hint) from error
+        raise SpecError(error.message, key=key, hint=error.hint) from error
     except OSError as error:
         hint = f"{KEY} is start, base, a version (run@number) or a PEFT directory."
-        raise SpecError(f"{key}: {error.filename or directory}: {error.strerror}", hint=hint) from error
+        raise SpecError(f"{error.filename or directory}: {error.strerror}", key=key, hint=hint) from error
 
 
 async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
@@ -160,7 +160,8 @@ def refuse_other_model(made: Staged | None, model_path: str) -> None:
     """
     if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
         raise SpecError(
-            f"{KEY}: {made.reference.name} is an adapter of {made.model}, not of {model_path}",
+            f"{made.reference.name} is an adapter of {made.model}, not of {model_path}",
+            key=KEY,
             hint="If both are the same model, export the version and give its directory.",
         )
 

@@ -66,7 +66,9 @@ def halving_of(wish: Wish, specs: list[Spec]) -> dict[str, Any]:
         raise SpecError(f"--metric {metric}: there is no such one", hint=f"Choose one of: {', '.join(METRICS)}.")
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
-        raise SpecError(f"eval.every: {every} gives no evaluation up to the first rung, step {rungs[0]}", hint=hint)
+        raise SpecError(
+            f"{every} gives no evaluation up to the first rung, step {rungs[0]}", key="eval.every", hint=hint
+        )
     if metric == "reward" and rungs[0] < first:
         hint = f"Begin with step {first} or later, or use --metric eval."
         raise SpecError(f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint)

@@ -22,10 +22,24 @@ from lorad.store import events
 from lorad.store.db import Row, Rows, Store
 
 FIELDS = frozenset(
-    {"detail", "origin", "pool", "preempted", "priority", "resume_step", "serving", "spec", "steps", "sweep", "waiting"}
+    {
+        "detail",
+        "origin",
+        "pool",
+        "preempted",
+        "priority",
+        "restart_at",
+        "resume_step",
+        "serving",
+        "spec",
+        "steps",
+        "sweep",
+        "waiting",
+    }
     | {"wanted"}
 )
 RECENT_SECONDS = 24 * 3600.0
+DAEMON = "daemon"  # who moves a run that nobody asked for
 
 
 def create(
@@ -104,6 +118,21 @@ def latest_starts(store: Rows) -> dict[int, float]:
     return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
 
 
+def restarts(store: Rows, name: str) -> int:
+    """How often the daemon has restarted a run since somebody started or resumed it."""
+    sql = """
+    WITH moves AS (
+      SELECT e.id, json_extract(e.data, '$.move') AS move, json_extract(e.data, '$.by') AS "by"
+      FROM events e JOIN runs r ON r.name = e.run WHERE e.run = ? AND e.kind = 'state' AND e.at >= r.created_at
+    )
+    SELECT count(*) AS made FROM moves WHERE move = ? AND id > coalesce(
+      (SELECT max(id) FROM moves WHERE move = ? AND "by" != ?), 0
+    )
+    """
+    (row,) = store.rows(sql, (name, Move.RESTART, Move.RESUME, DAEMON))
+    return int(row["made"])
+
+
 def that_serve(store: Rows) -> list[Row]:
     """Those for which a pool is kept up, oldest first."""
     return [_shaped(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
@@ -117,7 +146,7 @@ def move(
     expect: RunState | None = None,
     reason: EndReason | None = None,
     detail: str = "",
-    by: str = "daemon",
+    by: str = DAEMON,
 ) -> Row:
     """Make one move of `lorad.states.MOVES` and tell its event, both or neither: the new row.
 
@@ -224,15 +253,15 @@ def attempts(store: Rows, name: str) -> list[Row]:
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
     """What else changes in the row of a run that makes this move."""
+    nothing = {"waiting": "", "wanted": None, "preempted": None, "restart_at": None}
     match move:
         case Move.PLACE:
-            return {"waiting": "", "preempted": None}
+            return {"waiting": "", "preempted": None, "restart_at": None}
         case Move.PAUSE:
-            return {"detail": detail, "waiting": "", "wanted": None, "preempted": None}
+            return {"detail": detail} | nothing
         case Move.END:
-            gone = {"waiting": "", "wanted": None, "preempted": None}
-            return {"reason": reason, "detail": detail, "ended_at": time.time()} | gone
-        case Move.RESUME:
+            return {"reason": reason, "detail": detail, "ended_at": time.time()} | nothing
+        case Move.RESUME | Move.RESTART:
             return {"reason": None, "detail": "", "wanted": None, "ended_at": None}
         case _:
             return {}

@@ -137,8 +137,9 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
     if trainer.schedule == "constant" or trainer.min_lr or not trainer.lr or done < (trainer.schedule_steps or steps):
         return
     raise SpecError(
-        f"trainer.schedule: {trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
+        f"{trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
         f"steps {done + 1} to {steps} would change nothing",
+        key="trainer.schedule",
         hint=f"Choose one: trainer.min_lr={trainer.lr / 10:g} stays there; trainer.schedule_steps={steps} stretches "
         f"{trainer.schedule}, and the rate jumps up; trainer.schedule=constant goes back to trainer.lr.",
     )
