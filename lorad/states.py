@@ -32,6 +32,9 @@ class RunState(StrEnum):
         return self in (RunState.PAUSED, RunState.ENDED)
 
 
+ACTIVE = tuple(state for state in RunState if state.is_active)
+
+
 class EndReason(StrEnum):
     """Why a run ended."""
 

@@ -128,7 +128,7 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[Row]) -> list[Row]:
     is nobody's."""
     if sees_all(ctx, caller):
         return list(rows)
-    mine = {row["name"] for row in ctx.store.rows("SELECT name FROM runs WHERE owner_uid = ?", (caller.uid,))}
+    mine = {*runs.names(ctx.store, owner_uid=caller.uid)}
     return [row for row in rows if row["run"] in mine]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from lorad.daemon.context import Context, request_of
 from lorad.daemon.pool import Pool
 from lorad.errors import Conflict
 from lorad.protocol.inputs import Input
+from lorad.store import events
 from lorad.store.db import Row
 
 KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # of what an attempt tells
@@ -18,18 +18,16 @@ KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # of what an attem
 
 def bases_of(ctx: Context, run: Row) -> list[dict[str, Any]]:
     """What the attempts of a run told of their base, the newest first; without any, what came with its adapter."""
-    sql = "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC"
-    attempts = [json.loads(row["data"]) for row in ctx.store.rows(sql, (run["name"], run["created_at"]))]
+    attempts = events.of_kind(ctx.store, run["name"], "attempt", since=run["created_at"])
     told = [{key: attempt[key] for key in KEYS if key in attempt} for attempt in attempts]
     return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
 
 
 def inputs_of(ctx: Context, run: Row) -> dict[str, Input]:
     """Files that the newest attempt read, as they were when it began."""
-    sql = "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC LIMIT 1"
-    row = ctx.store.row(sql, (run["name"], run["created_at"]))
+    attempts = events.of_kind(ctx.store, run["name"], "attempt", since=run["created_at"], limit=1)
     try:
-        return msgspec.convert(json.loads(row["data"]).get("inputs", {}) if row else {}, dict[str, Input])
+        return msgspec.convert(attempts[0].get("inputs", {}) if attempts else {}, dict[str, Input])
     except msgspec.ValidationError:  # a journal that somebody wrote
         return {}
 

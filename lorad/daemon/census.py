@@ -13,9 +13,11 @@ from lorad.daemon.prune import REMOVED, VERSION, key_of, listed
 from lorad.daemon.relocate import corrected
 from lorad.paths import Home, RunDir
 from lorad.states import RunState
+from lorad.store import runs
 from lorad.store.check import Report, check
+from lorad.store.checkpoints import ever_made_by_all, not_deleted
 from lorad.store.db import Reader, Row, Rows
-from lorad.store.versions import held_versions
+from lorad.store.versions import held_versions, numbers
 
 MOST = 20  # of a kind are told one by one
 REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
@@ -50,7 +52,7 @@ def of_home(home: Home, runs_root: Path) -> Census:
     reader = Reader(home.database)
     try:
         with reader.at_once():
-            rows = {row["name"]: row for row in reader.rows("SELECT name, state, directory, version, spec FROM runs")}
+            rows = {row["name"]: row for row in runs.every(reader)}
             missing = [
                 *missing_directories(rows, runs_root),
                 *missing_versions(reader, rows),
@@ -98,11 +100,7 @@ def missing_versions(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:
 
 
 def missing_checkpoints(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:
-    sql = (
-        "SELECT c.run, c.step, r.directory || '/' || c.path AS path FROM checkpoints c JOIN runs r ON r.name = c.run "
-        "WHERE c.lineage = 1 AND c.deleted_at IS NULL ORDER BY c.run, c.step"
-    )
-    for row in reader.rows(sql):
+    for row in not_deleted(reader, lineage=True):
         if is_there(rows[row["run"]]) and not Path(row["path"]).is_dir():
             what = f"the checkpoint of run {row['run']} at step {row['step']} is missing: {row['path']}"
             yield Finding(what, f"`lorad resume {row['run']} --from STEP` goes on from another one.")
@@ -117,8 +115,7 @@ def unknown_runs(runs_root: Path, rows: dict[str, Row]) -> Iterator[Finding]:
 
 def unknown_files(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:
     """Of runs that are over: what a run that works writes is on its way."""
-    known = {(row["run"], row["step"], row["attempt"]) for row in reader.rows("SELECT * FROM checkpoints")}
-    versions = {(row["run"], row["version"]) for row in reader.rows("SELECT run, version FROM versions")}
+    known, versions = ever_made_by_all(reader), numbers(reader)
     for name, run in rows.items():
         if not RunState(run["state"]).is_over:
             continue

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from lorad.daemon.context import Context
-from lorad.daemon.tenants import ACTIVE, life_number
-from lorad.states import EndReason, RunState
+from lorad.daemon.tenants import life_number
+from lorad.states import ACTIVE, EndReason, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
+from lorad.store.metrics import furthest_steps
 
 ASKED_FOR = (EndReason.STOPPED, EndReason.KILLED)
 EXCUSED = "excused"  # the event of an attempt that does not count as futile
@@ -16,8 +15,7 @@ EXCUSED = "excused"  # the event of an attempt that does not count as futile
 
 def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
     """How many of the newest attempts in a row, up to number `before`, made no step further than those before them."""
-    sql = "SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt"
-    reached = {row["attempt"]: row["step"] for row in ctx.store.rows(sql, (name,))}
+    reached = furthest_steps(ctx.store, name)
     excused = excused_attempts(ctx, name)
     best = futile = 0
     for attempt in runs.attempts(ctx.store, name):
@@ -31,8 +29,7 @@ def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
 
 
 def excused_attempts(ctx: Context, name: str) -> set[int]:
-    rows = ctx.store.rows("SELECT data FROM events WHERE run = ? AND kind = ?", (name, EXCUSED))
-    return {json.loads(row["data"])["attempt"] for row in rows}
+    return {excused["attempt"] for excused in events.of_kind(ctx.store, name, EXCUSED)}
 
 
 def excuse(ctx: Context, run: Row) -> None:
@@ -61,9 +58,9 @@ def beside(ctx: Context, run: Row) -> list[Row]:
 
 def is_stuck(ctx: Context, run: Row) -> bool:
     """Whether its newest attempt has made no step further than those before."""
-    sql = "SELECT max(step) AS step FROM steps WHERE run = ? AND attempt {} ?"
-    now, before = (ctx.store.row(sql.format(which), (run["name"], run["attempt"])) for which in ("=", "<"))
-    return ((now or {})["step"] or 0) <= ((before or {})["step"] or 0)
+    reached = furthest_steps(ctx.store, run["name"])
+    before = max((step for attempt, step in reached.items() if attempt < run["attempt"]), default=0)
+    return reached.get(run["attempt"], 0) <= before
 
 
 def blame(ctx: Context, run: Row) -> tuple[int, float]:

@@ -17,7 +17,7 @@ from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
 from lorad.store import events, runs
 from lorad.store.db import Row
-from lorad.store.versions import held_versions
+from lorad.store.versions import exists, held_versions
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again for what it refused
 
@@ -117,8 +117,6 @@ def tell(ctx: Context, pool: Pool, row: Row, why: str) -> None:
     name = name_of(row)
     held = "pinned" if row["pinned"] else f"served as {', '.join(row['aliases'])}"
     message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"
-    if pool.told.get(name) != message and ctx.store.row(
-        "SELECT 1 FROM versions WHERE run = ? AND version = ?", (row["run"], row["version"])
-    ):
+    if pool.told.get(name) != message and exists(ctx.store, row["run"], row["version"]):
         events.append(ctx.store, row["run"], "warning", {"message": message})
     pool.told[name] = message

@@ -90,7 +90,7 @@ def refuse_taken(ctx: Context, name: str, model: str) -> None:
     if (alias := aliases.find(ctx.store, name)) and alias["run"] != name:
         hint = f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
         raise Conflict(f"alias {name} serves {alias['run']}@{alias['version']}", hint=hint)
-    run = ctx.store.row("SELECT reason, spec FROM runs WHERE name = ?", (name,))
+    run = runs.find(ctx.store, name)
     if run is None:
         return
     other = "Choose another name for the adapter."
@@ -141,7 +141,7 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
     """
     name, sha256 = str(spec.name), await asyncio.to_thread(adapter.digest)
-    if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+    if not runs.exists(ctx.store, name):
         refuse_used(ctx, spec)
     alike = [row for row in versions(ctx.store, name) if row["sha256"] == sha256]
     same = await on_behalf(ctx, uid, lambda: [row for row in alike if is_alike(row, adapter.config)])
@@ -188,9 +188,9 @@ def next_number(ctx: Context, name: str, uid: int) -> int:
 
 def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller, pool: Pool) -> Row:
     """The version is a fact, and served from now on: its row. No await."""
-    run = ctx.store.row("SELECT name FROM runs WHERE name = ?", (made.name,))
+    is_there = runs.exists(ctx.store, made.name)
     directory = make_directory(ctx, made.spec, "", replace(made.request, bases=base_in(pool)))
-    if run is None:
+    if not is_there:
         enter(ctx, made, directory, caller)
     if not made.known:
         record(ctx, made, attestation)

@@ -41,8 +41,7 @@ def expanded(path: str, user: User | None) -> Path:
 
 
 def fresh_name(ctx: Context) -> str:
-    row = ctx.store.row("SELECT count(*) AS runs FROM runs") or {"runs": 0}
-    number = row["runs"] + 1
+    number = ctx.store.count("runs") + 1
     while (ctx.runs_root / (name := generate_name(number))).exists():
         number += 1
     return name
@@ -50,10 +49,9 @@ def fresh_name(ctx: Context) -> str:
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
     """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore them."""
-    if row := ctx.store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (spec.name,)):
-        other = "" if row["name"] == spec.name else ", and capitals alone do not tell two runs apart"
-        hint = f"Choose another name, or `lorad rm {row['name']}`."
-        raise Conflict(f"there is a run named {row['name']}{other}", hint=hint)
+    if there := runs.name_in_use(ctx.store, str(spec.name)):
+        other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
+        raise Conflict(f"there is a run named {there}{other}", hint=f"Choose another name, or `lorad rm {there}`.")
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():
         raise Conflict(

@@ -22,7 +22,7 @@ from lorad.errors import Conflict, NotFound
 from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store import aliases, runs
-from lorad.store.checkpoints import checkpoints, mark_deleted
+from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted
 from lorad.store.db import Row
 from lorad.store.runs import attempts
 from lorad.store.versions import get_version
@@ -109,8 +109,7 @@ def begun_at(ctx: Context, run: Row) -> float:
 
 
 def old_checkpoints(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
-    sql = "SELECT step, attempt FROM checkpoints WHERE run = ?"
-    known = {(row["step"], row["attempt"]) for row in ctx.store.rows(sql, (run["name"],))}
+    known = ever_made(ctx.store, run["name"])
     wanted = {(row["step"], row["attempt"]) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
     found = []

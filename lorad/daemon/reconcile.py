@@ -29,13 +29,11 @@ from lorad.daemon.table import keep_table
 from lorad.daemon.troubles import Item, each, guarded, of_run
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record
-from lorad.states import Move, RunState
+from lorad.states import ACTIVE, Move, RunState
 from lorad.store import events, runs
 from lorad.store.db import Row
 
 log = logging.getLogger("lorad.daemon")
-
-ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 async def reconcile(ctx: Context) -> None:

@@ -18,7 +18,7 @@ from lorad.daemon.context import Context
 from lorad.errors import IntegrityError
 from lorad.files import open_file
 from lorad.paths import RunDir
-from lorad.store import events
+from lorad.store import events, runs
 from lorad.store.db import Row
 from lorad.store.ingest import is_of_run
 
@@ -28,14 +28,14 @@ MOST = 1 << 20  # bytes of a first record that are compared
 
 def relocate(ctx: Context) -> None:
     """Correct the rows of all runs that lie under the present root, in one transaction that the journal records."""
-    rows = ctx.store.rows("SELECT name, directory, spec FROM runs ORDER BY rowid")
+    rows = runs.every(ctx.store)
     moved = [(row, columns) for row in rows if (columns := corrected(row, ctx.runs_root)) and is_known(ctx, columns)]
     if not moved:
         return
     former = ", ".join(sorted({str(Path(row["directory"]).parent) for row, _ in moved}))
-    with ctx.store.write() as connection:
-        sql = "UPDATE runs SET directory = :directory, spec = :spec WHERE name = :name"
-        connection.executemany(sql, [columns for _, columns in moved])
+    with ctx.store.write():
+        for _, columns in moved:
+            runs.relocate(ctx.store, columns["name"], directory=columns["directory"], spec_json=columns["spec"])
         told = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
         events.append(ctx.store, None, "moved", told)
     log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)

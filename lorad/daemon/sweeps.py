@@ -24,6 +24,7 @@ from lorad.specs import Spec
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs, sweeps
 from lorad.store.db import Row
+from lorad.store.metrics import eval_score, mean_reward
 
 log = logging.getLogger("lorad.daemon")
 
@@ -144,19 +145,9 @@ def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool =
     those after the first update.
     """
     if metric == "eval":
-        sql = (
-            "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
-            "ORDER BY step DESC, attempt DESC LIMIT 1"
-        )
-        row = ctx.store.row(sql, (name, step if at_step else 0, step))
-        return None if row is None else finite(row["score"])
-    sql = (
-        "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
-        "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
-    )
+        return finite(eval_score(ctx.store, name, step if at_step else 0, step))
     first = first_telling(spec_of(runs.get(ctx.store, name)))
-    row = ctx.store.row(sql, (name, first, step, LAST_STEPS))
-    return None if row is None else finite(row["score"])
+    return finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
 
 
 def finite(score: float | None) -> float | None:

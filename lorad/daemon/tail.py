@@ -45,8 +45,9 @@ class Tail:
         """From the newest back: most followers lack only the last few."""
         later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
         found = [line for line in reversed(later) if run in (None, line.run)]
-        if found and (row := self._store.row("SELECT first_event FROM runs WHERE name = ?", (run,))):
-            found = [line for line in found if line.id >= row["first_event"]]
+        if found and run is not None:
+            first = events.first_id(self._store, run)
+            found = [line for line in found if line.id >= first]
         sizes = accumulate(len(line.text) for line in found)
         return [line for line, size in zip(found, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 

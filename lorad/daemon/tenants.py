@@ -15,11 +15,9 @@ from lorad.daemon.processes import ProcessState, read_object
 from lorad.errors import LoradError
 from lorad.paths import AttemptDir
 from lorad.protocol.status import Capacity
-from lorad.states import RunState
+from lorad.states import ACTIVE
 from lorad.store import runs
 from lorad.store.db import Row
-
-ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 def tenants_of(ctx: Context, pool: Pool) -> list[Row]:

@@ -32,10 +32,10 @@ def find_version(ctx: Context, name: str) -> Row:
         return get_version(ctx.store, alias["run"], alias["version"])
     run, at, number = name.partition("@")
     if not at:
-        if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (run,)):
+        if (there := runs.find(ctx.store, run)) is None:
             hint = "`lorad aliases` and `lorad list --all` show what there is."
             raise NotFound(f"no alias and no run is named {run}", hint=hint)
-        current = runs.get(ctx.store, run)["version"]
+        current = there["version"]
         if current is None:
             raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` tells how far it is.")
         return get_version(ctx.store, run, current)

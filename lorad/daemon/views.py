@@ -18,7 +18,7 @@ from lorad.paths import AttemptDir
 from lorad.protocol.status import PoolStatus
 from lorad.spec_text import from_json
 from lorad.specs import Spec
-from lorad.store import runs
+from lorad.store import events, runs
 from lorad.store.db import Row, Rows
 
 RUN_KEYS = """
@@ -51,14 +51,11 @@ def run_view(row: Row) -> dict[str, Any]:
 
 def history(rows: Rows, row: Row) -> dict[str, Any]:
     """What took place in a run; takes its time where that was much."""
-    warnings = rows.rows(
-        "SELECT data FROM events WHERE run = ? AND kind = 'warning' AND at >= ? ORDER BY id DESC LIMIT ?",
-        (row["name"], row["created_at"], WARNINGS),
-    )
+    warnings = events.of_kind(rows, row["name"], "warning", since=row["created_at"], limit=WARNINGS)
     return {
         "attempts": attempts_of(rows, row),
         "trainable": trainable(rows, row),
-        "warnings": [json.loads(warning["data"]).get("message", "") for warning in reversed(warnings)],
+        "warnings": [warning.get("message", "") for warning in reversed(warnings)],
     }
 
 
@@ -125,13 +122,10 @@ def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
 
 def trainable(rows: Rows, row: Row) -> dict[str, Any] | None:
     """Parameters of the adapter and of its base, as the newest attempt that began told them; None before that."""
-    event = rows.row(
-        "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC LIMIT 1",
-        (row["name"], row["created_at"]),
-    )
-    if event is None:
+    attempts = events.of_kind(rows, row["name"], "attempt", since=row["created_at"], limit=1)
+    if not attempts:
         return None
-    told = json.loads(event["data"])
+    told = attempts[0]
     own, base = told.get("parameters", 0), told.get("base_parameters", 0)
     return {"parameters": own, "base": base or None, "share": own / (own + base) if base else None}
 
@@ -189,8 +183,7 @@ def believed(ctx: Context, pool: Pool) -> PoolStatus | None:
     """What a pool says, without what a shared daemon's user claims of runs that are not theirs."""
     if pool.status is None or not ctx.system:
         return pool.status
-    rows = ctx.store.rows("SELECT name FROM runs WHERE owner_uid = ?", (pool.setup.owner,))
-    own = {row["name"] for row in rows}
+    own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}
     tenants = [tenant for tenant in pool.status.tenants if tenant.run in own]
     loaded = [name for name in pool.status.loaded if name.rpartition("@")[0] in own]
     return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)

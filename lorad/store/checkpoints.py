@@ -20,6 +20,30 @@ def checkpoints(store: Rows, run: str) -> list[Row]:
     return store.rows(sql, (run,))
 
 
+def ever_made(store: Rows, run: str) -> set[tuple[int, int]]:
+    """Step and attempt of every checkpoint that a run ever made."""
+    rows = store.rows("SELECT step, attempt FROM checkpoints WHERE run = ?", (run,))
+    return {(row["step"], row["attempt"]) for row in rows}
+
+
+def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
+    """Run, step and attempt of every checkpoint of any run."""
+    return {(row["run"], row["step"], row["attempt"]) for row in store.rows("SELECT * FROM checkpoints")}
+
+
+def not_deleted(store: Rows, *, lineage: bool) -> list[Row]:
+    """The checkpoints of all runs that should have their files: {run, step, attempt, path}.
+
+    lineage: without those that a rewind passed. `path` is absolute.
+    """
+    which = "AND c.lineage = 1" if lineage else ""
+    sql = f"""
+    SELECT c.run, c.step, c.attempt, r.directory || '/' || c.path AS path
+    FROM checkpoints c JOIN runs r ON r.name = c.run WHERE c.deleted_at IS NULL {which} ORDER BY c.run, c.step
+    """
+    return store.rows(sql)
+
+
 def mark_deleted(store: Store, run: str, step: int, attempt: int) -> None:
     """Say so before its directory goes, so that nobody resumes from half of it."""
     with store.write() as connection:

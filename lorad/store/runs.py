@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lorad.errors import Conflict, NotFound
-from lorad.states import MOVES, EndReason, Move, RunState, target
+from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Rows, Store
 
@@ -58,7 +59,7 @@ def create(
     Attempts count on from a removed run of the same name: a pool knows who calls by name and attempt.
     """
     with store.write() as connection:
-        if store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+        if exists(store, name):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
         event = _tell(store, name, None, RunState.QUEUED, by=owner)
         row = {
@@ -75,12 +76,92 @@ def _last_removed(store: Rows, name: str) -> int:
     return int((store.row(sql, (name,)) or {})["attempt"] or 0)
 
 
+def exists(store: Rows, name: str) -> bool:
+    return store.row("SELECT 1 FROM runs WHERE name = ?", (name,)) is not None
+
+
+def name_in_use(store: Rows, name: str) -> str | None:
+    """The run whose name differs from `name` in capitals at most."""
+    row = store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (name,))
+    return None if row is None else str(row["name"])
+
+
+def find(store: Rows, name: str) -> Row | None:
+    row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
+    return None if row is None else _shaped(row)
+
+
 def get(store: Rows, name: str) -> Row:
     """Raises NotFound."""
-    row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
+    row = find(store, name)
     if row is None:
         raise NotFound(f"no run named {name}", hint="`lorad list --all` shows every run.")
-    return _shaped(row)
+    return row
+
+
+def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
+    """The names of all runs, or of one owner's, oldest first."""
+    where, values = ("", ()) if owner_uid is None else ("WHERE owner_uid = ?", (owner_uid,))
+    return [row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)]
+
+
+def every(store: Rows) -> list[Row]:
+    """All runs, oldest first."""
+    return [_shaped(row) for row in store.rows("SELECT * FROM runs ORDER BY created_at, rowid")]
+
+
+def count_by_state(store: Rows) -> dict[RunState, int]:
+    """Without the states that no run is in."""
+    rows = store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
+    return {RunState(row["state"]): row["runs"] for row in rows}
+
+
+def count_active(store: Rows, owner_uid: int) -> int:
+    """The runs of one owner for which a driver or a pool may be working."""
+    marks = ", ".join("?" for _ in ACTIVE)
+    sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
+    return int(store.rows(sql, (owner_uid, *ACTIVE))[0]["runs"])
+
+
+def directories(store: Rows) -> dict[int, list[Path]]:
+    """The directories of all runs, by the uid of their owner."""
+    found: dict[int, list[Path]] = {}
+    for row in store.rows("SELECT owner_uid, directory FROM runs"):
+        found.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
+    return found
+
+
+def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None:
+    """Correct a run whose directory was moved."""
+    with store.write() as connection:
+        connection.execute("UPDATE runs SET directory = ?, spec = ? WHERE name = ?", (directory, spec_json, name))
+
+
+def names_first_ended(store: Rows, limit: int) -> list[str]:
+    """The runs that ended first, without those that serve."""
+    sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
+    return [row["name"] for row in store.rows(sql, (limit,))]
+
+
+def pools_in_use(store: Rows) -> set[str]:
+    """The pools of runs that are not over, and of those that serve."""
+    sql = "SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)"
+    return {row["pool"] for row in store.rows(sql)}
+
+
+def owners_of_aliased(store: Rows) -> dict[str, int]:
+    """The uid of the owner of each run that an alias serves a version of."""
+    rows = store.rows("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)")
+    return {row["name"]: row["owner_uid"] for row in rows}
+
+
+def owners_served(store: Rows) -> set[int]:
+    """The uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
+    sql = """
+    SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
+    OR name IN (SELECT run FROM versions WHERE pinned = 1)
+    """
+    return {row["owner_uid"] for row in store.rows(sql)}
 
 
 def list_named(store: Rows, names: Sequence[str]) -> list[Row]:

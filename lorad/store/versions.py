@@ -34,6 +34,24 @@ def get_version(store: Rows, run: str, number: int) -> Row:
     return _shaped(row)
 
 
+def exists(store: Rows, run: str, number: int) -> bool:
+    return store.row("SELECT 1 FROM versions WHERE run = ? AND version = ?", (run, number)) is not None
+
+
+def numbers(store: Rows) -> set[tuple[str, int]]:
+    """Run and number of every version."""
+    return {(row["run"], row["version"]) for row in store.rows("SELECT run, version FROM versions")}
+
+
+def is_anything_served(store: Rows) -> bool:
+    """Whether there is an alias, a pinned version, or a run that serves."""
+    sql = """
+    SELECT 1 FROM aliases UNION ALL SELECT 1 FROM versions WHERE pinned = 1
+    UNION ALL SELECT 1 FROM runs WHERE serving = 1 LIMIT 1
+    """
+    return store.row(sql) is not None
+
+
 def held_versions(store: Rows) -> list[Row]:
     """All that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"

@@ -131,7 +131,7 @@ def free_name(ctx: Context, parent: str) -> str:
     number, suffix = 1, "-fork"
     while True:
         name = parent[: NAME_LENGTH - len(suffix)] + suffix
-        if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)) and not (ctx.runs_root / name).exists():
+        if not runs.exists(ctx.store, name) and not (ctx.runs_root / name).exists():
             return name
         number += 1
         suffix = f"-fork-{number}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,8 +180,7 @@ def refuse_late(ctx: Context, run: Row) -> None:
 
 def keep(ctx: Context, run: Row, request: Request) -> None:
     write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
-    sql = "SELECT data FROM events WHERE run = ? AND kind = 'warning'"
-    told = {json.loads(row["data"]).get("message") for row in ctx.store.rows(sql, (run["name"],))}
+    told = {warning.get("message") for warning in events.of_kind(ctx.store, run["name"], "warning")}
     for warning in request.facts.warnings:
         if warning not in told:
             events.append(ctx.store, run["name"], "warning", {"message": warning})

@@ -112,7 +112,7 @@ def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> No
     for name, count in Counter(names).items():
         if count > 1:
             raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
-        if ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+        if runs.exists(ctx.store, name):
             must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
         if alias := aliases.find(ctx.store, name):
             must_own(ctx, caller, of_alias(ctx, alias))
