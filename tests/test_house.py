@@ -101,7 +101,7 @@ def text_of(node: ast.AST) -> str:
 def sql_in(path: Path) -> Iterator[str]:
     """Every text of a file that is a statement of SQL."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if SQL.search(text_of(node)):
+        if isinstance(node, ast.JoinedStr | ast.Constant) and SQL.search(text_of(node)):
             yield f"{path.relative_to(ROOT)}:{node.lineno}"
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]

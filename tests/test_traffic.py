@@ -21,6 +21,7 @@ from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
 from lorad.paths import Home
 from lorad.protocol.traffic import FILE, FILE_BYTES, WINDOW, Figures, Told
 from lorad.store import runs
+from lorad.store.rows import AliasRow
 from tests.daemon_world import finished, serving, until
 from tests.gateway_kit import World, entry, openai, running_gateway, write_table
 from tests.pool_kit import until as wait_until
@@ -278,6 +279,9 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
     async with serving(home) as api:
         monkeypatch.setattr(api.ctx, "system", True)
         monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
-        rows = [{"alias": "bot", "run": "a"}, {"alias": "other", "run": "b"}]
+        rows = [
+            AliasRow(alias=alias, run=run, version=1, updated_at=0.0, owner_uid=0, sha256="", attested="", by=None)
+            for alias, run in (("bot", "a"), ("other", "b"))
+        ]
         told = await traffic.traffic_of(api.ctx, rows)
     assert told == {"bot": Figures(requests=4001), "other": Figures(requests=4002)}

@@ -21,7 +21,7 @@ from lorad.daemon.usage import LOOK_SECONDS
 from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 from lorad.text import size as in_words
 
 log = logging.getLogger("lorad.daemon")
@@ -90,12 +90,12 @@ def spare(ctx: Context) -> Iterator[Doomed]:
         yield from versions(ctx, runs.get(ctx.store, name))
 
 
-def versions(ctx: Context, run: Row) -> Iterator[Doomed]:
-    kept = {row["version"] for row in checkpoints(ctx.store, run["name"])} | {run["version"]}
+def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
+    kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
     for path in listed(run_dir(run).versions):
         if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_free(ctx, run, int(path.name)):
             why = "disk_budget: nothing refers to this version of an ended run"
-            yield Doomed(run["name"], path, "version", why, True)
+            yield Doomed(run.name, path, "version", why, True)
 
 
 def is_still_free(ctx: Context, item: Doomed) -> bool:
@@ -103,7 +103,7 @@ def is_still_free(ctx: Context, item: Doomed) -> bool:
     if item.kind not in ("version", "samples"):
         return bool(still(ctx, item.run, [item]))
     run = runs.find(ctx.store, item.run)
-    if run is None or run["state"] != RunState.ENDED or not item.path.exists():
+    if run is None or run.state != RunState.ENDED or not item.path.exists():
         return False
     return item.kind == "samples" or is_free(ctx, run, int(item.path.name))
 

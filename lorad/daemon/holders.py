@@ -22,7 +22,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.processes import read_status
 from lorad.daemon.tenants import life_of, tenants_of, told
 from lorad.daemon.troubles import each, of_pool
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 from lorad.text import duration
 
 IDLE_JITTER = 5.0  # seconds
@@ -120,7 +120,7 @@ def held_in_words(ctx: Context, device: Device) -> str:
     return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
 
-def was_beaten(ctx: Context, run: Row) -> bool:
+def was_beaten(ctx: Context, run: RunRow) -> bool:
     """The pool of an attempt never began, as a lock that was free when the run was placed was gone when it started."""
     life = life_of(ctx, run)
     status = read_status(life[0]) if life is not None else None

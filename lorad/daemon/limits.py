@@ -23,7 +23,7 @@ from lorad.errors import NotAllowed
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.specs import Spec
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 from lorad.text import size
 
 MEASURE_SECONDS = 60.0
@@ -38,22 +38,22 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     raise NotAllowed(f"resources.priority is {asked}; {caller.name}'s runs may have {most} at most", hint=hint)
 
 
-def over_limit(ctx: Context, run: Row) -> str:
+def over_limit(ctx: Context, run: RunRow) -> str:
     """Which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
-    limit, user = ctx.config.queue.limit_of(run["owner"]), run["owner"]
-    if limit.runs is not None and (working := runs.count_active(ctx.store, run["owner_uid"])) >= limit.runs:
+    limit, user = ctx.config.queue.limit_of(run.owner), run.owner
+    if limit.runs is not None and (working := runs.count_active(ctx.store, run.owner_uid)) >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
     return over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
 
 
-def over_disk(ctx: Context, run: Row, limit: int) -> str:
+def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     measure(ctx)
-    used = ctx.disks.used.get(run["owner_uid"])
+    used = ctx.disks.used.get(run.owner_uid)
     if used is None:
-        return f"looks how much {run['owner']}'s runs take on disk"
+        return f"looks how much {run.owner}'s runs take on disk"
     if used < limit:
         return ""
-    return f"{run['owner']}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
+    return f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
 
 
 def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str) -> tuple[str, list[Pool]]:
@@ -80,8 +80,8 @@ def is_used(ctx: Context, pool: Pool) -> bool:
     return pool.process.is_up or bool(tenants_of(ctx, pool))
 
 
-def user_of(run: Row | None, setup: PoolSetup) -> str:
-    return str(run["owner"]) if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
+def user_of(run: RunRow | None, setup: PoolSetup) -> str:
+    return str(run.owner) if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
 
 
 def measure(ctx: Context) -> None:

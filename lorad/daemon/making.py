@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from lorad.errors import Conflict, SpecError, StorageError
 from lorad.paths import RunDir
 from lorad.specs import Spec, to_json
 from lorad.store import events, runs
+from lorad.store.rows import RunRow
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
@@ -74,7 +74,7 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     return directory
 
 
-def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> dict[str, Any]:
+def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> RunRow:
     """The row, and what the preflight warned of as the run's first events."""
     with ctx.store.write():
         row = runs.create(
@@ -88,8 +88,8 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
             priority=spec.resources.priority,
         )
         for warning in warnings:
-            events.append(ctx.store, row["name"], "warning", {"message": warning})
-        ctx.journal.append("created", row["name"], caller.name, directory=str(directory), time=time.time())
+            events.append(ctx.store, row.name, "warning", {"message": warning})
+        ctx.journal.append("created", row.name, caller.name, directory=str(directory), time=time.time())
     return row
 
 

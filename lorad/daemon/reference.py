@@ -31,7 +31,7 @@ from lorad.paths import RunDir
 from lorad.protocol.journal import Reference
 from lorad.specs import Spec
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 KEY = "algorithm.kl.reference"
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
@@ -57,7 +57,7 @@ class Begins(NamedTuple):
     """
 
     directory: Path
-    parent: Row
+    parent: RunRow
     inherited: Reference | None
 
 
@@ -70,7 +70,7 @@ async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begin
     if not spec.algorithm.kl.coef or wanted == "base":
         return None
     if fork is not None and fork.inherited is not None:
-        adapter = await read(ctx, fork.parent["owner_uid"], run_dir(fork.parent).reference, wanted)
+        adapter = await read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
         return await written(ctx, caller.uid, spec, adapter, fork.inherited)
     if wanted == "start" or not VERSION.fullmatch(wanted):
         place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
@@ -101,11 +101,11 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
     except NotFound as error:
         hint = "`lorad adapters` shows which there are."
         raise SpecError(f"there is no {wanted}: {error.message}", key=KEY, hint=hint) from None
-    run = must_see(ctx, caller, runs.get(ctx.store, version["run"]))
+    run = must_see(ctx, caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
         await await_files(ctx, version)
-        adapter = await read(ctx, run["owner_uid"], Path(version["path"]), wanted)
-    told = Reference(wanted, version["sha256"], bases=bases_of(ctx, run))
+        adapter = await read(ctx, run.owner_uid, Path(version.path), wanted)
+    told = Reference(wanted, version.sha256, bases=bases_of(ctx, run))
     made = await written(ctx, caller.uid, spec, adapter, told)
     return made._replace(model=request_of(run).model_path)
 

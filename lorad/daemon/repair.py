@@ -11,13 +11,13 @@ import os
 import time
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad import config
 from lorad.adapters.directory import fsync
 from lorad.daemon import legacy
 from lorad.daemon.journal import Told, read
-from lorad.daemon.relocate import corrected
+from lorad.daemon.relocate import Place, corrected
 from lorad.daemon.run import lock
 from lorad.errors import Conflict, IntegrityError
 from lorad.paths import Home, RunDir
@@ -87,7 +87,8 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
         if "directory" not in row:  # the line that told of its beginning is lost
             row |= legacy.of_directory(runs_root / name) | row
     for row in tables.rows["runs"].values():
-        row |= corrected(row, runs_root) or {}
+        if place := corrected(Place(row["name"], row["directory"], row["spec"]), runs_root):
+            row |= structs.asdict(place)
     words += legacy.add_unknown(tables, runs_root)
     if not told.is_complete:
         words += legacy.add_attempts(tables)
@@ -113,9 +114,9 @@ def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
         return []
     with store.write():
         for row in not_deleted(store, lineage=False):
-            path = Path(row["path"])
+            path = Path(row.path)
             if path.parent.is_dir() and not path.is_dir():
-                mark_deleted(store, row["run"], row["step"], row["attempt"])
+                mark_deleted(store, row.run, row.step, row.attempt)
     return []
 
 

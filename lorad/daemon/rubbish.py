@@ -13,14 +13,14 @@ from lorad.daemon.prune import REMOVED, Doomed, doomed, listed
 from lorad.paths import AttemptDir
 from lorad.states import RunState
 from lorad.store import events, runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 ORPHAN_SECONDS = 3600.0  # a run's directory is there before its row
 LIVES = 3  # of a pool, and attempts of a run that is over, whose logs stay
 POOL_SECONDS = 7 * 24 * 3600.0  # that a pool which ended is remembered
 
 
-def everything(ctx: Context, *, of: Callable[[Row], bool] | None = None) -> Iterator[Doomed]:
+def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
     """of: only of runs for which it is true; None: of all, and of pools and runs that are gone."""
     for name in runs.names(ctx.store):
         run = runs.find(ctx.store, name)
@@ -44,13 +44,13 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
     return [item for item in items if (item.kind, item.path) in known]
 
 
-def old_logs(run: Row) -> Iterator[Doomed]:
+def old_logs(run: RunRow) -> Iterator[Doomed]:
     """Of attempts of a run that is over, all but the newest; what they were started with, and how they ended, stays."""
-    if not RunState(run["state"]).is_over:
+    if not RunState(run.state).is_over:
         return
     for attempt in list(attempts_under(run_dir(run).root))[:-LIVES]:
-        if int(attempt.root.name) < run["attempt"] and not is_locked(attempt):
-            yield from logs_in(attempt, run["name"], f"logs of the newest {LIVES} attempts stay")
+        if int(attempt.root.name) < run.attempt and not is_locked(attempt):
+            yield from logs_in(attempt, run.name, f"logs of the newest {LIVES} attempts stay")
 
 
 def logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:

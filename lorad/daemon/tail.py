@@ -10,7 +10,8 @@ import msgspec
 
 from lorad.bounds import STREAM_BYTES
 from lorad.store import events
-from lorad.store.db import Row, Store
+from lorad.store.db import Store
+from lorad.store.rows import EventRow
 
 PAGE = 16  # events read from the database at a time: many who are behind take turns
 KEPT_LINES, KEPT_BYTES = 4096, 8 << 20
@@ -62,5 +63,5 @@ class Tail:
                 self._before, self._bytes = gone.id, self._bytes - len(gone.text)
 
 
-def line_of(row: Row) -> Line:
-    return Line(row["id"], row["run"], msgspec.json.encode(row) + b"\n")
+def line_of(row: EventRow) -> Line:
+    return Line(row.id, row.run, msgspec.json.encode(row) + b"\n")

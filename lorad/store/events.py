@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import EventRow, event_row
 
 
 def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None) -> int:
@@ -19,24 +20,24 @@ def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *,
     return int(cursor.lastrowid or 0)
 
 
-def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[Row]:
-    """Events with a larger id, in order: {id, at, run, kind, data}. Of `run`: not those of a removed namesake."""
+def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[EventRow]:
+    """Events with a larger id, in order. Of `run`: not those of a removed namesake."""
     if run is None:
         rows = store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (id, limit))
     else:
         sql = "SELECT * FROM events WHERE run = ? AND id > ? AND id >= ? ORDER BY id LIMIT ?"
         rows = store.rows(sql, (run, id, first_id(store, run), limit))
-    return [row | {"data": msgspec.json.decode(row["data"])} for row in rows]
+    return [event_row(row) for row in rows]
 
 
-def newest(store: Rows, limit: int, run: str | None = None) -> list[Row]:
+def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
     """The last events, oldest of them first, as `after` has them."""
     if run is None:
         rows = store.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", (limit,))
     else:
         sql = "SELECT * FROM events WHERE run = ? AND id >= ? ORDER BY id DESC LIMIT ?"
         rows = store.rows(sql, (run, first_id(store, run), limit))
-    return [row | {"data": msgspec.json.decode(row["data"])} for row in reversed(rows)]
+    return [event_row(row) for row in reversed(rows)]
 
 
 def of_kind(store: Rows, run: str, kind: str, *, since: float = 0.0, limit: int = -1) -> list[dict[str, Any]]:

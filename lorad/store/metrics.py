@@ -9,21 +9,22 @@ import msgspec
 from msgspec import Struct
 
 from lorad.states import ACTIVE, RunState
-from lorad.store.db import Row, Rows
+from lorad.store.db import Rows
+from lorad.store.rows import EvalRow, StepRow, step_row
 
 LARGEST = 2**63 - 1  # what SQLite takes
 
 
-def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Row]:
-    """The first `limit` with step > after, in order: {step, attempt, at, version, samples, metrics}."""
+def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
+    """The first `limit` with step > after, in order."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
         "WHERE run = ? AND lineage = 1 AND step > ? ORDER BY step, attempt LIMIT ?"
     )
-    return [row | {"metrics": msgspec.json.decode(row["metrics"])} for row in store.rows(sql, (run, after, limit))]
+    return [step_row(row) for row in store.rows(sql, (run, after, limit))]
 
 
-def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[Row]:
+def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
     """Of what `steps` gives the first `limit` whose numbers are multiples of `every` (from 1 on), and the last of all.
 
     It looks at no others, so a million steps cost what their answer costs.
@@ -40,13 +41,14 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
     )
     first = min((after // every + 1) * every, LARGEST)
     found = store.rows(sql, {"run": run, "every": every, "after": after, "first": first, "limit": limit})
-    return [row | {"metrics": msgspec.json.decode(row["metrics"])} for row in found]
+    return [step_row(row) for row in found]
 
 
-def evals(store: Rows, run: str) -> list[Row]:
-    """In order of steps: {step, attempt, at, version, score, problems, failed}."""
-    columns = "step, attempt, at, version, score, problems, failed"
-    return store.rows(f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt", (run,))
+def evals(store: Rows, run: str) -> list[EvalRow]:
+    """In order of steps."""
+    columns = ", ".join(EvalRow.__struct_fields__)
+    sql = f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
+    return [EvalRow(**row) for row in store.rows(sql, (run,))]
 
 
 class SamplesFile(Struct, frozen=True):

@@ -1,11 +1,4 @@
-"""Runs and their attempts.
-
-A run's row: the keys of a run in `lorad.client`, and {owner_uid, spec (JSON text), directory, priority, wanted
-(pause | stop | kill | None), preempted (name of the run that it makes, or made, room for), resume_step, sweep (that it
-is a point of), origin (`run@version` or a directory that it came from), serving (1: a pool of its base stays up)}.
-signals, recent: JSON text that goes to clients as it is.
-`started_at` is when it was first placed; `ended_at` is None until it ended.
-"""
+"""Runs and their attempts."""
 
 from __future__ import annotations
 
@@ -15,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lorad.errors import Conflict, NotFound
 from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Rows, Store
+from lorad.store.rows import AttemptRow, RunRow, run_row
 
 FIELDS = frozenset(
     {
@@ -53,7 +45,7 @@ def create(
     steps: int,
     priority: int,
     owner_uid: int | None = None,
-) -> Row:
+) -> RunRow:
     """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use.
 
     Attempts count on from a removed run of the same name: a pool knows who calls by name and attempt.
@@ -86,12 +78,12 @@ def name_in_use(store: Rows, name: str) -> str | None:
     return None if row is None else str(row["name"])
 
 
-def find(store: Rows, name: str) -> Row | None:
+def find(store: Rows, name: str) -> RunRow | None:
     row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
-    return None if row is None else _shaped(row)
+    return None if row is None else run_row(row)
 
 
-def get(store: Rows, name: str) -> Row:
+def get(store: Rows, name: str) -> RunRow:
     """Raises NotFound."""
     row = find(store, name)
     if row is None:
@@ -105,9 +97,9 @@ def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
     return [row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)]
 
 
-def every(store: Rows) -> list[Row]:
+def every(store: Rows) -> list[RunRow]:
     """All runs, oldest first."""
-    return [_shaped(row) for row in store.rows("SELECT * FROM runs ORDER BY created_at, rowid")]
+    return [run_row(row) for row in store.rows("SELECT * FROM runs ORDER BY created_at, rowid")]
 
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
@@ -164,14 +156,14 @@ def owners_served(store: Rows) -> set[int]:
     return {row["owner_uid"] for row in store.rows(sql)}
 
 
-def list_named(store: Rows, names: Sequence[str]) -> list[Row]:
+def list_named(store: Rows, names: Sequence[str]) -> list[RunRow]:
     """Those of them that there are, newest first."""
     marks = ", ".join("?" for _ in names)
     rows = store.rows(f"SELECT * FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC", tuple(names))
-    return [_shaped(row) for row in rows]
+    return [run_row(row) for row in rows]
 
 
-def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
+def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunRow]:
     """Newest first; without `all`, those that are not ended and those that ended in the last day.
 
     limit: of those that ended, the newest so many, as far as there are not more others; 0: every one.
@@ -182,14 +174,14 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
     most = max(0, limit - len(others)) if limit else -1
     ended = store.rows(f"SELECT rowid, * FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most))
     rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
-    return [_shaped(row) for row in rows]
+    return [run_row(row) for row in rows]
 
 
-def in_states(store: Rows, *states: RunState) -> list[Row]:
+def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     """In the order of the queue: by priority, highest first, then oldest first."""
     marks = ", ".join("?" for _ in states)
     sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
-    return [_shaped(row) for row in store.rows(sql, states)]
+    return [run_row(row) for row in store.rows(sql, states)]
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
@@ -214,9 +206,9 @@ def restarts(store: Rows, name: str) -> int:
     return int(row["made"])
 
 
-def that_serve(store: Rows) -> list[Row]:
+def that_serve(store: Rows) -> list[RunRow]:
     """Those for which a pool is kept up, oldest first."""
-    return [_shaped(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
+    return [run_row(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
 
 
 def move(
@@ -228,7 +220,7 @@ def move(
     reason: EndReason | None = None,
     detail: str = "",
     by: str = DAEMON,
-) -> Row:
+) -> RunRow:
     """Make one move of `lorad.states.MOVES` and tell its event, both or neither: the new row.
 
     `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is not allowed
@@ -237,7 +229,7 @@ def move(
     if (move is Move.END) != (reason is not None):
         raise ValueError(f"{move}: a run ends with a reason, and only then")
     with store.write() as connection:
-        before = RunState(get(store, name)["state"])
+        before = RunState(get(store, name).state)
         to = target(before, move)
         if to is None or expect not in (None, before):
             raise _not_allowed(name, before, move, expect)
@@ -267,7 +259,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
     Raises NotFound, and Conflict while it works, or one of its versions is aliased or pinned.
     """
     with store.write() as connection:
-        state = RunState(get(store, name)["state"])
+        state = RunState(get(store, name).state)
         if not state.is_over:
             raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
         _refuse_held(store, name)
@@ -275,8 +267,8 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
         newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})["version"]
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
-        connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row["sweep"],))
-        events.append(store, name, "removed", {"by": by, "attempt": row["attempt"], "version": newest})
+        connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row.sweep,))
+        events.append(store, name, "removed", {"by": by, "attempt": row.attempt, "version": newest})
 
 
 def _refuse_held(store: Rows, name: str) -> None:
@@ -298,7 +290,7 @@ def _refuse_held(store: Rows, name: str) -> None:
 def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
     """The number of a new attempt, never used before. Raises NotFound."""
     with store.write() as connection:
-        attempt = int(get(store, name)["attempt"]) + 1
+        attempt = int(get(store, name).attempt) + 1
         values = (name, attempt, resumed_from, time.time())
         connection.execute("INSERT INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values)
         connection.execute("UPDATE runs SET attempt = ? WHERE name = ?", (attempt, name))
@@ -326,10 +318,11 @@ def end_attempt(
         connection.execute(sql, (detail, time.time(), exit_code, signal, reason, name, attempt))
 
 
-def attempts(store: Rows, name: str) -> list[Row]:
-    """In order: {attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail}."""
-    columns = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail"
-    return store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
+def attempts(store: Rows, name: str) -> list[AttemptRow]:
+    """In order."""
+    columns = ", ".join(AttemptRow.__struct_fields__)
+    rows = store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
+    return [AttemptRow(**row) for row in rows]
 
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
@@ -358,9 +351,3 @@ def _not_allowed(name: str, state: RunState, move: Move, expect: RunState | None
 
 def _tell(store: Store, name: str, before: RunState | None, state: RunState, **more: Any) -> int:
     return events.append(store, name, "state", {"from": before, "state": state} | more)
-
-
-def _shaped(row: Row) -> Row:
-    del row["first_event"]
-    rates = {key: row.pop(key) for key in ("tokens_per_second", "step_seconds")}
-    return row | {"rates": rates, "signals": msgspec.Raw(row["signals"]), "recent": msgspec.Raw(row["recent"])}

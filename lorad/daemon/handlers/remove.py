@@ -24,9 +24,9 @@ log = logging.getLogger("lorad.daemon")
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises Conflict while it works or is queued, or an alias serves one of its versions."""
     run = runs.get(ctx.store, call.run)
-    if not RunState(run["state"]).is_over:
-        raise Conflict(f"run {call.run} is {run['state']}", hint=f"`lorad stop {call.run}` or `lorad kill` first.")
-    doomed = forget(ctx, call.run, Path(run["directory"]), call.caller.name)
+    if not RunState(run.state).is_over:
+        raise Conflict(f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first.")
+    doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
     ctx.waker.poke()
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
     return {"name": call.run, "removed": True}
@@ -53,8 +53,8 @@ def sweep_removed(ctx: Context) -> None:
     for doomed in ctx.runs_root.glob(f"{REMOVED}*"):
         name = doomed.name.removeprefix(REMOVED).rpartition("-")[0]
         run = runs.find(ctx.store, name)
-        if run and Path(run["directory"]).parent == doomed.parent and not Path(run["directory"]).exists():
-            doomed.rename(run["directory"])
+        if run and Path(run.directory).parent == doomed.parent and not Path(run.directory).exists():
+            doomed.rename(run.directory)
         else:
             shutil.rmtree(doomed, ignore_errors=True)
 

@@ -22,14 +22,14 @@ from lorad.store.metrics import samples_file
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     """Of `step`, else of the last one, if there is one. Raises NotFound, IntegrityError."""
     run = runs.get(ctx.store, call.run)
-    step = call.number("step", run["step"])
+    step = call.number("step", run.step)
     if call.text("step") is None and step == 0:
         return []
     samples = samples_file(ctx.store, call.run, step)
     if samples is None:
-        raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run['step']}.")
+        raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run.step}.")
     path = run_dir(run).root / samples.path
-    return await on_behalf(ctx, run["owner_uid"], read, path, samples.sha256, call.number("limit", 1000))
+    return await on_behalf(ctx, run.owner_uid, read, path, samples.sha256, call.number("limit", 1000))
 
 
 def read(path: Path, sha256: str, limit: int) -> list[dict[str, Any]]:
