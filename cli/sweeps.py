@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lorad.cli.launch import start
@@ -73,15 +73,30 @@ def rows(sweep: Json) -> list[tuple[str, ...]]:
             f"{run['step']}/{run['steps']}",
             number(run["reward"]),
             number(run["eval_last"]),
-            halved(run) or why(run),
+            stopped(sweep, run) or why(run),
         )
         for run in ranked(sweep)
     ]
 
 
-def halved(run: Json) -> str:
-    """Why a run was stopped before its time."""
-    return str(run["detail"]).partition(";")[0] if run["reason"] == "stopped" else ""
+def stopped(sweep: Json, run: Json) -> str:
+    """Why a run was stopped before its time: the rung that did it, else what its driver said."""
+    if run["reason"] != "stopped":
+        return ""
+    for rung in sweep["rungs"]:
+        if run["name"] in rung["stopped"]:
+            own, best = score_told(rung["scores"][run["name"]]), score_told(best_of(rung, rung["kept"]))
+            return f"stopped by halving at step {rung['step']}: {own}, the best had {best}"
+    return str(run["detail"])
+
+
+def best_of(rung: Json, names: Iterable[str]) -> float | None:
+    """The highest score of some runs at a rung; None where none of them has one."""
+    return max((score for name in names if (score := rung["scores"][name]) is not None), default=None)
+
+
+def score_told(score: float | None) -> str:
+    return "no score" if score is None else f"{score:.3g}"
 
 
 def ranked(sweep: Json) -> list[Json]:
@@ -97,9 +112,8 @@ def ranked(sweep: Json) -> list[Json]:
 
 
 def rung_row(rung: Json) -> tuple[str, ...]:
-    scores = [score for score in rung["scores"].values() if score is not None]
     kept, stopped = ", ".join(rung["kept"]), ", ".join(rung["stopped"])
-    return f"step {rung['step']}", number(max(scores)) if scores else "", kept, stopped
+    return f"step {rung['step']}", number(best_of(rung, rung["scores"])), kept, stopped
 
 
 def follow(client: Client, name: str, *, quiet: bool) -> Json | None:

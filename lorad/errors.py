@@ -35,10 +35,31 @@ class LoradError(Exception):
 
 
 class SpecError(LoradError):
-    """A spec, an override or a file that it names is not usable."""
+    """A spec, an override or a file that it names is not usable.
+
+    The message is `where: path: problem`, without what is empty.
+    where: the line or the override that holds the key.
+    path: the dotted key to blame, with an index where one element is wrong (`lora.target_modules[0]`).
+    problem: what is wrong.
+    """
 
     exit_code = 2
     status = 422
+
+    def __init__(
+        self, problem: str, *, key: str = "", where: str = "", hint: str = "", others: Sequence[LoradError] = ()
+    ) -> None:
+        super().__init__(": ".join(filter(None, (where, key, problem))), hint=hint, others=others)
+        self.where, self.path, self.problem = where, key, problem
+
+    @property
+    def key(self) -> str:
+        """The dotted key to blame; empty where none is."""
+        return self.path.partition("[")[0]
+
+    def at(self, where: str) -> SpecError:
+        """The same error with the line or the override that holds the key."""
+        return SpecError(self.problem, key=self.path, where=where, hint=self.hint, others=self.others)
 
 
 class NotFound(LoradError):
@@ -127,9 +148,14 @@ KINDS: dict[str, type[LoradError]] = {
 
 
 def to_wire(error: BaseException) -> dict[str, Any]:
-    """An error as it travels over a socket: {kind, message, hint}, and {others: [{kind, message, hint}]} if any."""
+    """An error as it travels over a socket: {kind, message, hint}.
+
+    A SpecError that blames a key has {where, key, problem} too; an error with others has {others: [error]}.
+    """
     if isinstance(error, LoradError):
-        told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        told: dict[str, Any] = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        if isinstance(error, SpecError) and error.path:
+            told |= {"where": error.where, "key": error.path, "problem": error.problem}
         return told | ({"others": [to_wire(other) for other in error.others]} if error.others else {})
     return {"kind": "LoradError", "message": f"{type(error).__name__}: {error}", "hint": ""}
 
@@ -138,4 +164,7 @@ def from_wire(data: dict[str, Any]) -> LoradError:
     """The inverse of `to_wire`; an unknown kind becomes a plain LoradError."""
     others = [from_wire(other | {"others": []}) for other in data.get("others", [])]
     kind = KINDS.get(data.get("kind", ""), LoradError)
+    if kind is SpecError and data.get("key"):
+        about = {"where": data.get("where", ""), "key": data["key"], "hint": data.get("hint", "")}
+        return SpecError(data.get("problem", ""), others=others, **about)
     return kind(data.get("message", ""), hint=data.get("hint", ""), others=others)

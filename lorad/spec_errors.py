@@ -23,7 +23,7 @@ def without_unknown(
     wrong: list[SpecError] = []
     for key, value in data.items():
         if key not in fields:
-            wrong.append(SpecError(f"{prefix}{key}: unknown key", hint=_meant(part, str(key), prefix)))
+            wrong.append(SpecError("unknown key", key=f"{prefix}{key}", hint=_meant(part, str(key), prefix)))
             continue
         section = _section(fields[key])
         if section is not None and isinstance(value, dict):
@@ -69,13 +69,13 @@ def _section(kind: Any) -> type[Struct] | None:
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, Struct)), None)
 
 
-def advice(spec: type[Struct], message: str) -> str:
-    """What the key that `message` begins with may be."""
-    found = field_at(spec, message.partition(":")[0].partition("[")[0])
+def advice(spec: type[Struct], key: str) -> str:
+    """What a dotted key may be."""
+    found = field_at(spec, key)
     if found is None:
         return "See `lorad init` for a spec."
     kind, default = found
-    if message.startswith("name:"):
+    if key == "name":
         return NAME_HINT
     if choices := [value for value in get_args(kind) if isinstance(value, str)]:
         return f"Choose one of: {', '.join(choices)}."
@@ -105,10 +105,10 @@ def choices(spec: type[Struct], key: str) -> list[str]:
     return [kind for kind in kinds if isinstance(kind, str)] or ["true", "false"] * (bool in kinds)
 
 
-def readable(message: str) -> str:
-    """`Expected `int` >= 1 - at `$.lora.rank`` -> `lora.rank: Expected int >= 1`."""
+def readable(message: str) -> SpecError:
+    """msgspec's `Expected `int` >= 1 - at `$.lora.rank`` blames `lora.rank` for `Expected int >= 1`."""
     text, _, where = message.partition(" - at ")
     if "matching regex" in text:
         text = "this is no name that can be used"
     key = where.strip("`").removeprefix("$").removeprefix(".")
-    return f"{key}: {text}".replace("`", "") if key else text.replace("`", "")
+    return SpecError(text.replace("`", ""), key=key.replace("`", ""))

@@ -38,7 +38,9 @@ def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
         if isinstance(value, str):
             seen.add(value)
         if kind:
-            raise SpecError(f"{where.get(path, source)}: {path}: {kind}, and specs are stored and shown", hint=ADVICE)
+            raise SpecError(
+                f"{kind}, and specs are stored and shown", key=path, where=where.get(path, source), hint=ADVICE
+            )
 
 
 def refuse_secret_text(text: str, source: str) -> None:

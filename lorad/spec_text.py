@@ -6,7 +6,6 @@ the line. Nothing in a spec can run code or blow up in memory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -78,8 +77,12 @@ def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], so
     try:
         return convert(data)
     except SpecError as error:
-        found = [SpecError(_located(e.message, origins, source), hint=e.hint) for e in (error, *error.others)]
-        raise SpecError(found[0].message, hint=found[0].hint, others=found[1:]) from None
+        others = [
+            other.at(_place(other.key, origins, source)) for other in error.others if isinstance(other, SpecError)
+        ]
+        placed = error.at(_place(error.key, origins, source))
+        placed.others = tuple(others)
+        raise placed from None
 
 
 def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -104,15 +107,6 @@ def refuse_long(override: str) -> None:
 def overridden(text: str) -> str:
     """The key of an override. Raises SpecError."""
     return _split(text)[0]
-
-
-def blamed(message: str) -> tuple[str, str]:
-    """(dotted key, what is wrong with it) of a message that was raised here; the key is "" where there is none."""
-    found = re.fullmatch(rf"(?:.*?: )??((?:{_SECTIONS})(?:\.\w+)*)(?:\[[^]]*\])*: (.*)", message, re.DOTALL)
-    return (found[1], found[2]) if found else ("", message)
-
-
-_SECTIONS = "|".join(Spec.__struct_fields__)
 
 
 def from_json(data: bytes) -> Spec:
@@ -161,10 +155,8 @@ def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str
     return {**data, first: _set(inner or {}, rest, value, override)}
 
 
-def _located(message: str, origins: Mapping[str, str], source: str) -> str:
-    """`message` begins with a dotted key; its line, else that of the section around it, goes before."""
-    key = re.match(r"[^:\s\[]*", message)
-    path = key.group() if key else ""
-    while path and path not in origins:
-        path = path.rpartition(".")[0]
-    return f"{origins.get(path, source)}: {message}"
+def _place(key: str, origins: Mapping[str, str], source: str) -> str:
+    """The line of a key, else that of the section around it."""
+    while key and key not in origins:
+        key = key.rpartition(".")[0]
+    return origins.get(key, source)

@@ -282,8 +282,8 @@ def bytes_of(text: str) -> int:
 def convert(data: Any) -> Spec:
     """The spec of a plain mapping.
 
-    Raises SpecError whose message begins with the key (`lora.rank: Expected int >= 1`), with all that is wrong besides
-    in `others`; an unknown key comes with the nearest known one.
+    Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in `others`; an
+    unknown key comes with the nearest known one.
     """
     if not isinstance(data, dict):
         raise SpecError(f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one.")
@@ -294,11 +294,13 @@ def convert(data: Any) -> Spec:
             spec = msgspec.convert(rest, Spec)
             break
         except msgspec.ValidationError as error:
-            message = readable(str(error))
-            wrong.append(SpecError(message, hint=advice(Spec, message)))
-            rest = without(rest, message.partition(":")[0].partition("[")[0].split("."))
+            refused = readable(str(error))
+            refused.hint = advice(Spec, refused.key)
+            wrong.append(refused)
+            rest = without(rest, refused.key.split("."))
     if wrong:
-        raise SpecError(wrong[0].message, hint=wrong[0].hint, others=wrong[1:])
+        wrong[0].others = tuple(wrong[1:])
+        raise wrong[0]
     return spec
 
 
@@ -312,13 +314,14 @@ def fitted(spec: Spec, positions: int) -> Spec:
         return spec
     if new >= positions:
         raise SpecError(
-            f"rollout.max_new_tokens: {new} leaves no room for a prompt in the {positions} positions of the model",
+            f"{new} leaves no room for a prompt in the {positions} positions of the model",
+            key="rollout.max_new_tokens",
             hint=f"Set it to {positions // 2} or less.",
         )
     if given != Data().max_prompt_tokens:
         raise SpecError(
-            f"data.max_prompt_tokens: {given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has "
-            f"{positions} positions",
+            f"{given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has {positions} positions",
+            key="data.max_prompt_tokens",
             hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
         )
     return replace(spec, data=replace(spec.data, max_prompt_tokens=positions - new))

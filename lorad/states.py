@@ -32,6 +32,9 @@ class RunState(StrEnum):
         return self in (RunState.PAUSED, RunState.ENDED)
 
 
+ACTIVE = tuple(state for state in RunState if state.is_active)
+
+
 class EndReason(StrEnum):
     """Why a run ended."""
 
@@ -53,6 +56,7 @@ class Move(StrEnum):
     PAUSE = "pause"
     END = "end"
     RESUME = "resume"
+    RESTART = "restart"
 
 
 Q, S, R, T, P, E = RunState
@@ -63,6 +67,7 @@ MOVES: dict[Move, dict[RunState, RunState]] = {
     Move.PAUSE: {T: P, Q: P},  # the graceful stop is over and the run is to be resumed later
     Move.END: {Q: E, S: E, R: E, T: E, P: E},
     Move.RESUME: {P: Q, E: Q},
+    Move.RESTART: {E: Q},  # by the daemon itself, after an end that the run's spec wants mended
 }
 
 

@@ -225,10 +225,10 @@ def asker(caller: CallerOf) -> Callable[..., Awaitable[Any]]:
 
 async def ended(ctx: Context, name: str) -> None:
     deadline = time.monotonic() + 60
-    while (run := runs.get(ctx.store, name))["state"] != "ended":
+    while (run := runs.get(ctx.store, name)).state != "ended":
         assert time.monotonic() < deadline, run
         await asyncio.sleep(0.05)
-    assert run["reason"] == "completed", run
+    assert run.reason == "completed", run
 
 
 def told(found: list[Found]) -> int:

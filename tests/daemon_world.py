@@ -33,8 +33,9 @@ from lorad.protocol.journal import JournalWriter
 from lorad.specs import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
-from lorad.store.db import Row, Store
+from lorad.store.db import Store
 from lorad.store.ingest import ingest
+from lorad.store.rows import RunRow
 from tests.daemon_fakes import FACTS, Driver
 
 SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
@@ -89,7 +90,7 @@ def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: 
     ctx.waker.poke()
 
 
-def finished(ctx: Context, name: str = "a", **sections: Any) -> Row:
+def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
     """A run that is over after six steps, without any process: the versions 1001 to 1006, checkpoints at 2, 4, 6."""
     submit(ctx, name, FACTS["model_path"], **sections)
     attempt = runs.begin_attempt(ctx.store, name, resumed_from=None)
@@ -115,8 +116,8 @@ async def until(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
     return value
 
 
-async def until_state(ctx: Context, name: str, state: str) -> Row:
-    row: Row = await until(lambda: (r := runs.get(ctx.store, name))["state"] == state and r)
+async def until_state(ctx: Context, name: str, state: str) -> RunRow:
+    row: RunRow = await until(lambda: (r := runs.get(ctx.store, name)).state == state and r)
     return row
 
 

@@ -20,6 +20,7 @@ from lorad.states import EndReason, Move  # noqa: E402
 from lorad.store import pools, runs, sweeps  # noqa: E402
 from lorad.store.db import Store  # noqa: E402
 from lorad.store.ingest import ingest  # noqa: E402
+from lorad.store.rows import Halving, Rung  # noqa: E402
 from tests.journals import begin, checkpoint, end, evaluation, new_run, step, version  # noqa: E402
 
 
@@ -57,9 +58,9 @@ def fill(store: Store, journal: Path) -> None:
     new_run(store, "waiter")
     pools.upsert(store, "tiny-1", state="ready", model="builtin:tiny", mode="fused", device="cpu")
     pools.lease(store, "tiny-1", "cpu", "run sorter")
-    halving = {"eta": 2, "rungs": [1, 5], "metric": "reward"}
+    halving = Halving(2, [1, 5], "reward")
     sweeps.create(store, "grid", owner="ada", grid={"seed": ["0", "1"]}, halving=halving)
-    rung = {"step": 1, "kept": ["waiter"], "stopped": [], "scores": {"waiter": 0.5}, "at": 1.0}
+    rung = Rung(1, ["waiter"], [], {"waiter": 0.5}, 1.0)
     sweeps.decide(store, "grid", rung)
     runs.set_fields(store, "waiter", sweep="grid")
     runs.set_fields(store, "sorter", origin="older@7", serving=1)

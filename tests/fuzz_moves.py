@@ -39,6 +39,7 @@ from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, JournalWrit
 from lorad.states import MOVES, RunState
 from lorad.store import events, runs
 from lorad.store.check import check
+from lorad.store.rows import RunRow
 from tests.daemon_world import open_context, submit
 
 MEMORY = Path("/dev/shm")  # no power is lost here: fsync may cost nothing
@@ -155,8 +156,8 @@ class Lives(RuleBasedStateMachine):
 
     def driver_of(self, name: str) -> Path | None:
         """Its attempt directory, while it lives."""
-        row = self.ctx.store.row("SELECT attempt, directory FROM runs WHERE name = ?", (name,))
-        root = run_dir(row).attempt(row["attempt"]).root if row else None
+        row = runs.find(self.ctx.store, name)
+        root = run_dir(row).attempt(row.attempt).root if row else None
         return root if root in self.table.lives and self.table.lives[root].is_up else None
 
     @rule(name=st.sampled_from(NAMES))
@@ -183,7 +184,7 @@ class Lives(RuleBasedStateMachine):
         if done and verb == "kill":
             self.look()
             self.look()
-            assert runs.get(self.ctx.store, name)["state"] == RunState.ENDED, f"{name} lives on after a kill"
+            assert runs.get(self.ctx.store, name).state == RunState.ENDED, f"{name} lives on after a kill"
 
     @rule()
     def reconcile(self) -> None:
@@ -196,24 +197,24 @@ class Lives(RuleBasedStateMachine):
         if (root := self.driver_of(name)) is None:
             return
         row = runs.get(self.ctx.store, name)
-        with JournalWriter(run_dir(row).journal, name, row["attempt"]) as journal:
+        with JournalWriter(run_dir(row).journal, name, row.attempt) as journal:
             self.begin_attempt(journal, row, root)
-            for _ in range(min(steps, row["steps"] - self.steps[name])):
+            for _ in range(min(steps, row.steps - self.steps[name])):
                 self.steps[name] += 1
                 step_once(journal, self.steps[name], row)
         self.look()
-        assert runs.get(self.ctx.store, name)["step"] == self.steps[name], "a step that was acknowledged is not there"
+        assert runs.get(self.ctx.store, name).step == self.steps[name], "a step that was acknowledged is not there"
 
-    def begin_attempt(self, journal: JournalWriter, row: dict[str, Any], root: Path) -> None:
+    def begin_attempt(self, journal: JournalWriter, row: RunRow, root: Path) -> None:
         """Once: from where the daemon said."""
         begun = root / "begun"
         if begun.exists():
             return
         begun.touch()
-        start = row["resume_step"] or 0
-        journal.append("attempt", start, Attempt(1, row["steps"], row["pool"], "", start or None, 1))
+        start = row.resume_step or 0
+        journal.append("attempt", start, Attempt(1, row.steps, row.pool or "", "", start or None, 1))
         journal.append("rewind", start, {"to": start if start else -1})
-        self.steps[row["name"]] = start
+        self.steps[row.name] = start
 
     @rule(name=st.sampled_from(NAMES), how=st.sampled_from(("says", "dies", "killed")))
     def driver_ends(self, name: str, how: str) -> None:
@@ -221,9 +222,9 @@ class Lives(RuleBasedStateMachine):
             return
         row = runs.get(self.ctx.store, name)
         if how == "says":
-            with JournalWriter(run_dir(row).journal, name, row["attempt"]) as journal:
+            with JournalWriter(run_dir(row).journal, name, row.attempt) as journal:
                 self.begin_attempt(journal, row, root)
-                reason = "completed" if self.steps[name] >= row["steps"] else "stopped"
+                reason = "completed" if self.steps[name] >= row.steps else "stopped"
                 journal.append("end", self.steps[name], EndFact(reason, "as it should"))
         self.table.end(root, **({"signal": signal.SIGKILL} if how == "killed" else {"exit_code": int(how == "dies")}))
 
@@ -244,36 +245,36 @@ class Lives(RuleBasedStateMachine):
 
     def facts(self) -> list[tuple[Any, ...]]:
         columns = ("name", "state", "reason", "attempt", "wanted", "step", "steps")
-        return [tuple(row[column] for column in columns) for row in runs.in_states(self.ctx.store, *RunState)]
+        return [tuple(getattr(row, column) for column in columns) for row in runs.in_states(self.ctx.store, *RunState)]
 
     @invariant()
     def nothing_acknowledged_is_lost(self) -> None:
-        assert {row["name"] for row in runs.in_states(self.ctx.store, *RunState)} == set(self.steps)
+        assert {row.name for row in runs.in_states(self.ctx.store, *RunState)} == set(self.steps)
         for name, wanted in self.wanted.items():
             if name in self.steps:
                 row = runs.get(self.ctx.store, name)
-                assert row["state"] in (RunState.STOPPING, RunState.ENDED), f"{name} is {row['state']} after {wanted}"
+                assert row.state in (RunState.STOPPING, RunState.ENDED), f"{name} is {row.state} after {wanted}"
 
     @invariant()
     def every_move_is_legal(self) -> None:
         for name in self.steps:
             state: RunState | None = None
             for event in events.after(self.ctx.store, 0, name):
-                if event["kind"] == "state":
-                    now = RunState(event["data"]["state"])
+                if event.kind == "state":
+                    now = RunState(event.data["state"])
                     legal = state is None or any(moves.get(state) == now for moves in MOVES.values())
                     assert legal, f"{name} went from {state} to {now}"
                     state = now
-            assert state == runs.get(self.ctx.store, name)["state"]
+            assert state == runs.get(self.ctx.store, name).state
 
 
-def step_once(journal: JournalWriter, step: int, row: dict[str, Any]) -> None:
-    number = 1000 * row["attempt"] + step
+def step_once(journal: JournalWriter, step: int, row: RunRow) -> None:
+    number = 1000 * row.attempt + step
     journal.append("step", step, StepFact(number, ["p"], step, f"samples/{step:06d}.jsonl", "", {"reward": 0.5}))
     path = f"versions/{number:06d}"
     journal.append("version", step, VersionFact(number, "0" * 64, None, path, 1, 2.0, 8, "passed", ""))
     if step % 2 == 0:
-        directory = run_dir(row).checkpoint(step, row["attempt"])
+        directory = run_dir(row).checkpoint(step, row.attempt)
         write_directory(directory, lambda path: None)
         fact = CheckpointFact(str(directory.relative_to(run_dir(row).root)), number, 0)
         journal.append("checkpoint", step, fact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from lorad.protocol.journal import (
     Attempt,
@@ -16,12 +17,26 @@ from lorad.protocol.journal import (
     VersionFact,
     read,
 )
+from lorad.states import RunState
 from lorad.store import checkpoints, metrics, runs, versions
-from lorad.store.db import Row, Store
+from lorad.store.db import Store
+from lorad.store.rows import RunRow
 
 
-def new_run(store: Store, name: str = "sorter", directory: str = "/runs/sorter") -> Row:
+def new_run(store: Store, name: str = "sorter", directory: str = "/runs/sorter") -> RunRow:
     return runs.create(store, name=name, owner="ada", spec_json="{}", directory=directory, steps=10, priority=0)
+
+
+def a_run(**fields: Any) -> RunRow:
+    """A run's row that is in no database."""
+    usual: dict[str, Any] = {
+        "name": "a",
+        "owner_uid": 0,
+        "state": RunState.QUEUED,
+        "spec": "{}",
+        "directory": "/runs/a",
+    }
+    return RunRow(**usual | fields)
 
 
 def records_of(path: Path) -> list[Record]:
@@ -81,7 +96,7 @@ def index_of(store: Store, name: str = "sorter") -> dict[str, object]:
     run = runs.get(store, name)
     figures = ("step", "reward", "eval_first", "eval_last", "version", "attempt", "rates", "signals", "recent")
     return {
-        "run": {key: run[key] for key in figures},
+        "run": {key: getattr(run, key) for key in figures},
         "steps": metrics.steps(store, name),
         "evals": metrics.evals(store, name),
         "versions": versions.versions(store, name),

@@ -50,7 +50,7 @@ async def test_a_swap_makes_an_alias_moves_it_and_says_what_was_before(home: Pat
         assert [(row["alias"], row["version"]) for row in await api("aliases")] == [("bot", 1006)]
         moves = await api("alias_moves", "bot")
         assert [(move["version"], move["by"]) for move in moves] == [(1006, second["by"]), (1003, first["by"])]
-        told = [event["data"] for event in events.after(api.ctx.store, 0, "a") if event["kind"] == "alias"]
+        told = [event.data for event in events.after(api.ctx.store, 0, "a") if event.kind == "alias"]
         assert [(data["version"], data["previous"]) for data in told] == [(1003, None), (1006, "a@1003")]
         journal = [json.loads(line) for line in (home / "journal.jsonl").read_text().splitlines()]
         assert [fact["version"] for fact in journal if fact["kind"] == "alias"] == [1003, 1006]
@@ -169,7 +169,7 @@ async def test_what_is_pinned_or_aliased_is_kept_and_nothing_else(home: Path) ->
         await until(lambda: not api.ctx.pools["tiny-1"].process.is_up)
         await api("serving", "a@1005")
         await until(lambda: kept(api) == ["a@1002"])
-        kinds = [event["kind"] for event in events.after(api.ctx.store, 0, "a") if "pin" in event["kind"]]
+        kinds = [event.kind for event in events.after(api.ctx.store, 0, "a") if "pin" in event.kind]
         assert kinds == ["pin", "unpin"]
 
 

@@ -80,7 +80,7 @@ async def test_one_broken_file_holds_up_nobody_else(home: Path, kind: str) -> No
 
 
 def has_begun(ctx: Context, name: str) -> bool:
-    return bool(runs.get(ctx.store, name)["step"] >= 1)
+    return bool(runs.get(ctx.store, name).step >= 1)
 
 
 def is_said(ctx: Context, words: str) -> bool:
@@ -89,10 +89,10 @@ def is_said(ctx: Context, words: str) -> bool:
 
 async def others_continue(ctx: Context, name: str) -> None:
     """A new run is placed and finishes, and another one is taken in meanwhile."""
-    step = runs.get(ctx.store, "beside")["step"]
+    step = runs.get(ctx.store, "beside").step
     submit(ctx, name)
-    assert (await until_state(ctx, name, "ended"))["reason"] == "completed"
-    await until(lambda: runs.get(ctx.store, "beside")["step"] > step)
+    assert (await until_state(ctx, name, "ended")).reason == "completed"
+    await until(lambda: runs.get(ctx.store, "beside").step > step)
 
 
 async def test_a_daemon_starts_whatever_of_the_rest_is_broken(home: Path) -> None:
@@ -116,7 +116,7 @@ async def test_a_pool_whose_lock_is_broken_is_passed_over(home: Path) -> None:
         await until(lambda: ctx.pools["tiny-1"].process.is_over)
         with broken(home / "pools" / "tiny-1" / "life.lock", "directory"):
             submit(ctx, "b")
-            assert (await until_state(ctx, "b", "ended"))["pool"] == "tiny-2"
+            assert (await until_state(ctx, "b", "ended")).pool == "tiny-2"
 
 
 async def test_a_pool_with_a_status_of_nuls_still_serves(home: Path) -> None:

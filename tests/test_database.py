@@ -36,7 +36,7 @@ def test_a_write_inside_a_write_that_fails_undoes_only_itself(store: Store) -> N
         with pytest.raises(RuntimeError), store.write():
             new_run(store, "undone")
             raise RuntimeError
-    assert [run["name"] for run in runs.list_runs(store, all=True)] == ["kept"]
+    assert [run.name for run in runs.list_runs(store, all=True)] == ["kept"]
 
 
 def test_two_connections_that_read_and_write_lose_nothing(store: Store) -> None:
@@ -53,7 +53,7 @@ def test_two_connections_that_read_and_write_lose_nothing(store: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert runs.get(store, "sorter")["attempt"] == 30
+    assert runs.get(store, "sorter").attempt == 30
 
 
 def test_another_thread_cannot_use_the_connection(store: Store) -> None:
@@ -89,7 +89,7 @@ def test_a_full_disk_is_told_in_words_and_changes_nothing(store: Store) -> None:
         for number in range(1000):
             new_run(store, f"run-{number}", directory="/long" * 100)
     store.row("PRAGMA max_page_count = 1000000")
-    assert [(run["name"], run["attempt"]) for run in runs.list_runs(store, all=True)] == [("sorter", 0)]
+    assert [(run.name, run.attempt) for run in runs.list_runs(store, all=True)] == [("sorter", 0)]
     assert runs.begin_attempt(store, "sorter", resumed_from=None) == 1
 
 

@@ -69,14 +69,14 @@ async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
         ctx.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
         for name in ("one", "two"):
             submit(ctx, name, model=f"/models/{name}")
-        await until(lambda: all(runs.get(ctx.store, name)["state"] == "running" for name in ("one", "two")))
+        await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in ("one", "two")))
         told = {found["device"]: found for found in await list_devices(ctx, None)}  # type: ignore[arg-type]
         assert [told[f"cpu:{n}"]["lease"]["why"] for n in range(2)] == ["run one", "run two"]
         assert told["cpu:1"]["pool"] == "two-1" and 0 <= told["cpu:1"]["utilization"] <= 1
         submit(ctx, "three", model="/models/three")
-        waiting = await until(lambda: runs.get(ctx.store, "three")["waiting"])
+        waiting = await until(lambda: runs.get(ctx.store, "three").waiting)
         assert waiting.startswith("0 of 2 devices free; pool one-1 is busy with run one; starts when it ends; pool two")
-        assert (await until_state(ctx, "three", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "three", "ended")).reason == "completed"
 
 
 def test_a_pool_from_before_the_cpu_had_slots_is_in_the_way_of_all(home: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_pool_from_before_the_cpu_had_slots_is_in_the_way_of_all(home: Path) -
     ctx.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
     submit(ctx, "new", model="/models/other")
     place_runs(ctx)
-    assert "pool tiny-1 is busy with run old" in runs.get(ctx.store, "new")["waiting"]
+    assert "pool tiny-1 is busy with run old" in runs.get(ctx.store, "new").waiting
 
 
 # -- other people --------------------------------------------------------------------------------------------------
@@ -146,12 +146,12 @@ async def test_nothing_is_placed_beside_somebody_else(
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
         submit(ctx, "a")
-        await until(lambda: "cuda:0 is in use by py" in runs.get(ctx.store, "a")["waiting"])
+        await until(lambda: "cuda:0 is in use by py" in runs.get(ctx.store, "a").waiting)
         (found,) = await list_devices(ctx, None)  # type: ignore[arg-type]
         assert (found["utilization"], found["memory_used"], found["lease"]) == (0.4, 12 << 30, None)
         assert [(one["pid"], one["ours"]) for one in found["processes"]] == [(os.getpid(), False)]
         nvml.gpus["GPU-0"] = Gpu()
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
 
 async def test_who_serves_a_base_looks_who_is_on_the_gpu_as_well(
@@ -183,7 +183,7 @@ async def test_bindings_that_fail_are_told_and_asked_again_in_peace(
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
         submit(ctx, "a")
-        await until(lambda: "cuda:0 does not answer: ZeroDivisionError" in runs.get(ctx.store, "a")["waiting"])
+        await until(lambda: "cuda:0 does not answer: ZeroDivisionError" in runs.get(ctx.store, "a").waiting)
         assert len(calls) <= 2
 
 

@@ -23,7 +23,7 @@ async def test_a_run_is_settled_when_all_its_facts_are_taken_in(home: Path) -> N
     async with reconciling(home) as ctx:
         submit(ctx, "a")
         run = await until_state(ctx, "a", "ended")
-        assert (run["reason"], run["step"], run["version"]) == ("completed", 6, 1006)
+        assert (run.reason, run.step, run.version) == ("completed", 6, 1006)
         assert len(metrics.steps(ctx.store, "a")) == 6 and not ctx.last_words
 
 

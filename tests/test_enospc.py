@@ -42,10 +42,10 @@ def test_what_the_journal_does_not_take_is_not_in_the_database_either(home: Path
     before = ctx.home.journal.read_bytes()
     with full(ctx.home.journal), pytest.raises((StorageError, LoradError)):
         finished(ctx, "b")
-    assert [run["name"] for run in runs.list_runs(ctx.store, all=True)] == ["a"]
+    assert [run.name for run in runs.list_runs(ctx.store, all=True)] == ["a"]
     assert ctx.home.journal.read_bytes() == before
     finished(ctx, "c")
-    assert {run["name"] for run in runs.list_runs(ctx.store, all=True)} == {"a", "c"}
+    assert {run.name for run in runs.list_runs(ctx.store, all=True)} == {"a", "c"}
     ctx.readers.close()
     ctx.store.close()
     ctx.journal.close()

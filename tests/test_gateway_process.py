@@ -30,7 +30,7 @@ def pid_of_gateway(home: Path) -> int | None:
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is something to serve."""
-    monkeypatch.setattr(gateway, "WANTED", "SELECT 1")
+    monkeypatch.setattr(gateway, "is_anything_served", lambda store: True)
 
 
 async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:

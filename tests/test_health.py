@@ -134,19 +134,19 @@ async def test_a_stopped_driver_is_killed_as_hung_and_the_run_says_so(home: Path
         await beats(ctx, "a")
         os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
         row = await until_state(ctx, "a", "ended")
-        assert row["reason"] == "lost" and row["detail"].startswith("the driver was hung: no heartbeat for ")
+        assert row.reason == "lost" and row.detail.startswith("the driver was hung: no heartbeat for ")
         attempt = runs.attempts(ctx.store, "a")[0]
-        assert (attempt["signal"], attempt["detail"]) == (signal.SIGKILL, row["detail"])
+        assert (attempt.signal, attempt.detail) == (signal.SIGKILL, row.detail)
 
 
 async def test_a_hung_driver_is_replaced_when_its_spec_wants_that(home: Path) -> None:
     behave(home, driver={"seconds": 0.1})
     async with reconciling(home, **QUICK) as ctx:
         submit(ctx, "a", resources={"restart": "on-failure"})
-        await until(lambda: runs.get(ctx.store, "a")["step"] >= 2)
+        await until(lambda: runs.get(ctx.store, "a").step >= 2)
         os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
         row = await until_state(ctx, "a", "ended")
-        assert (row["reason"], row["attempt"], len(steps(ctx.store, "a"))) == ("completed", 2, 6)
+        assert (row.reason, row.attempt, len(steps(ctx.store, "a"))) == ("completed", 2, 6)
         assert ctx.pools["tiny-1"].number == 1
 
 
@@ -155,13 +155,13 @@ async def test_a_stopped_pool_is_replaced_and_takes_its_tenants_with_it(home: Pa
     async with reconciling(home, **QUICK) as ctx:
         for name in ("a", "b"):
             submit(ctx, name, trainer={"steps": 30}, resources={"restart": "on-failure"})
-        await until(lambda: min(runs.get(ctx.store, name)["step"] for name in ("a", "b")) >= 2)
+        await until(lambda: min(runs.get(ctx.store, name).step for name in ("a", "b")) >= 2)
         await until(lambda: ctx.pools["tiny-1"].attempt() in ctx.pulses)
         os.kill(ctx.pools["tiny-1"].process.pid or 0, signal.SIGSTOP)
         for name in ("a", "b"):
             row = await until_state(ctx, name, "ended")
-            assert (row["reason"], row["attempt"]) == ("completed", 2)
-            assert "pool tiny-1 was hung: no heartbeat" in runs.attempts(ctx.store, name)[0]["detail"]
+            assert (row.reason, row.attempt) == ("completed", 2)
+            assert "pool tiny-1 was hung: no heartbeat" in runs.attempts(ctx.store, name)[0].detail
         assert ctx.pools["tiny-1"].number == 2
 
 
@@ -174,7 +174,7 @@ async def test_who_is_slow_and_who_has_no_heartbeat_are_left_alone(home: Path) -
             await until_state(ctx, name, "running")
         for name in ("slow", "silent"):
             row = await until_state(ctx, name, "ended")
-            assert (row["reason"], row["attempt"]) == ("completed", 1)
+            assert (row.reason, row.attempt) == ("completed", 1)
         assert [pool.number for pool in ctx.pools.values()] == [1]
 
 
@@ -183,8 +183,8 @@ async def test_a_driver_that_gets_nowhere_is_stuck(home: Path) -> None:
     async with reconciling(home, supervision=Supervision(hang=60.0, stall=0.8)) as ctx:
         submit(ctx, "a")
         row = await until_state(ctx, "a", "ended")
-        assert row["reason"] == "lost" and "the driver was stuck: no progress for " in row["detail"]
-        assert "at 'step'; killed" in row["detail"]
+        assert row.reason == "lost" and "the driver was stuck: no progress for " in row.detail
+        assert "at 'step'; killed" in row.detail
 
 
 async def test_a_hung_driver_that_is_to_stop_is_killed_and_stopped(home: Path) -> None:
@@ -195,7 +195,7 @@ async def test_a_hung_driver_that_is_to_stop_is_killed_and_stopped(home: Path) -
         os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
         want(ctx, "a", "pause")
         row = await until_state(ctx, "a", "paused")
-        assert "the driver was hung" in row["detail"]
+        assert "the driver was hung" in row.detail
 
 
 async def test_why_it_was_killed_is_known_to_the_next_daemon(home: Path) -> None:
@@ -214,7 +214,7 @@ async def test_why_it_was_killed_is_known_to_the_next_daemon(home: Path) -> None
     ctx.store.close()
     ctx.journal.close()
     async with reconciling(home) as ctx:
-        assert (await until_state(ctx, "a", "ended"))["detail"] == "the driver was hung: no heartbeat for 500 s; killed"
+        assert (await until_state(ctx, "a", "ended")).detail == "the driver was hung: no heartbeat for 500 s; killed"
 
 
 async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
@@ -251,7 +251,7 @@ async def test_a_stopped_shim_is_woken_to_tell_the_end(home: Path) -> None:
         for pid in (shim, pid_of(ctx, "a")):
             os.kill(pid, signal.SIGSTOP)
         row = await until_state(ctx, "a", "ended")
-        assert "was hung" in row["detail"] and runs.attempts(ctx.store, "a")[0]["signal"] == signal.SIGKILL
+        assert "was hung" in row.detail and runs.attempts(ctx.store, "a")[0].signal == signal.SIGKILL
 
 
 async def test_a_stopped_shim_tells_the_end_of_a_driver_that_nobody_accuses(home: Path) -> None:
@@ -262,7 +262,7 @@ async def test_a_stopped_shim_tells_the_end_of_a_driver_that_nobody_accuses(home
         os.kill(json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())["shim_pid"], signal.SIGSTOP)
         os.kill(pid_of(ctx, "a"), signal.SIGKILL)
         row = await until_state(ctx, "a", "ended")
-        assert "SIGKILL" in row["detail"] and "hung" not in row["detail"]
+        assert "SIGKILL" in row.detail and "hung" not in row.detail
 
 
 async def test_where_it_hangs_is_in_its_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ def test_metrics_beyond_the_bound_are_left_out_and_told_of_once(store: Store, tm
     ingest(store, "sorter", path)
     kept = json.loads(store.rows("SELECT metrics FROM steps")[0]["metrics"])
     assert list(kept) == sorted([*many, "reward", "none"])[:METRICS]
-    told = [event["data"]["message"] for event in events.after(store, 0) if event["kind"] == "warning"]
+    told = [event.data["message"] for event in events.after(store, 0) if event.kind == "warning"]
     assert len(told) == 1
     assert str(METRICS) in told[0]
 
@@ -270,7 +270,7 @@ def test_a_record_beyond_the_bound_is_refused_with_its_number(store: Store, tmp_
 def test_what_an_event_tells_is_bounded(store: Store, tmp_path: Path) -> None:
     step(tmp_path / "journal.jsonl", 1, {"reward": 1.0}, junk=["x" * 10_000] * 100)
     ingest(store, "sorter", tmp_path / "journal.jsonl")
-    (told,) = [event["data"] for event in events.after(store, 0) if event["kind"] == "step"]
+    (told,) = [event.data for event in events.after(store, 0) if event.kind == "step"]
     assert told["metrics"] == {"reward": 1.0}
     assert "junk" not in told
 

@@ -86,6 +86,35 @@ def imported_packages() -> set[str]:
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"lorad"}
 
 
+SQL = re.compile(
+    r"\b(?:SELECT\s.+\sFROM|INSERT\s+(?:OR\s+\w+\s+)?INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|PRAGMA\s)", re.DOTALL
+)
+
+
+def text_of(node: ast.AST) -> str:
+    """The text that a literal makes, with a letter for what is put into it; empty for what is no text."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or "x" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def sql_in(path: Path) -> Iterator[str]:
+    """Every text of a file that is a statement of SQL."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr | ast.Constant) and SQL.search(text_of(node)):
+            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            if any(name.partition(".")[0] in ("sqlite3", "sqlite_utils") for name in names):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} imports {', '.join(names)}"
+
+
+def test_only_the_store_speaks_sql() -> None:
+    rooms = (ROOT / "lorad" / "store", ROOT / "migrations")
+    others = [path for path in own_code() if not any(room in path.parents for room in rooms)]
+    assert [found for path in others for found in sql_in(path)] == []
+
+
 def test_every_package_that_lorad_imports_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]

@@ -15,6 +15,7 @@ from lorad.store import checkpoints, events, metrics, runs, versions
 from lorad.store import ingest as ingesting
 from lorad.store.db import Store
 from lorad.store.ingest import ingest, ingest_some
+from lorad.store.rows import Rates
 from tests.journals import (
     begin,
     checkpoint,
@@ -55,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 
 def told(store: Store) -> list[int]:
     """The steps that events tell of."""
-    return [event["data"]["step"] for event in events.after(store, 0) if event["kind"] == "step"]
+    return [event.data["step"] for event in events.after(store, 0) if event.kind == "step"]
 
 
 def rebuilt(path: Path) -> dict[str, object]:
@@ -80,12 +81,12 @@ def test_the_facts_of_a_journal_become_rows_events_and_the_summary_of_the_run(st
         end(writer, 1)
     assert [record.seq for record in ingest(store, "sorter", path)] == list(range(1, 8))
     run, (attempt,), (made,) = runs.get(store, "sorter"), runs.attempts(store, "sorter"), versions.versions(store)
-    assert (run["step"], run["reward"], run["version"], run["attempt"]) == (1, 0.25, 1, 1)
-    assert (run["eval_first"], run["eval_last"]) == (0.1, 0.6)
-    assert run["rates"] == {"tokens_per_second": 100.0, "step_seconds": 2.0}
-    assert (attempt["reason"], attempt["resumed_from"]) == ("completed", None)
-    assert (made["path"], made["pinned"], made["aliases"]) == ("/runs/sorter/versions/000001", False, [])
-    assert [event["kind"] for event in events.after(store, 1)] == [record.kind for record in records_of(path)]
+    assert (run.step, run.reward, run.version, run.attempt) == (1, 0.25, 1, 1)
+    assert (run.eval_first, run.eval_last) == (0.1, 0.6)
+    assert run.rates == Rates(tokens_per_second=100.0, step_seconds=2.0)
+    assert (attempt.reason, attempt.resumed_from) == ("completed", None)
+    assert (made.path, made.pinned, made.aliases) == ("/runs/sorter/versions/000001", False, [])
+    assert [event.kind for event in events.after(store, 1)] == [record.kind for record in records_of(path)]
 
 
 def test_the_same_journal_again_changes_nothing(store: Store, path: Path) -> None:
@@ -106,15 +107,13 @@ def test_rows_that_count_are_the_lineage_of_the_journal(store: Store, path: Path
     def facts(kind: str) -> list[tuple[int, int]]:
         return sorted((record.step, record.attempt) for record in alive if record.kind == kind)
 
-    def rows(found: list[dict[str, int]]) -> list[tuple[int, int]]:
-        return sorted((row["step"], row["attempt"]) for row in found)
-
-    assert rows(metrics.steps(store, "sorter")) == facts("step")
-    assert rows(metrics.evals(store, "sorter")) == facts("eval")
-    assert rows(checkpoints.checkpoints(store, "sorter")) == facts("checkpoint")
-    assert rows([row for row in versions.versions(store, "sorter") if row["lineage"]]) == facts("version")
+    assert sorted((row.step, row.attempt) for row in metrics.steps(store, "sorter")) == facts("step")
+    assert sorted((row.step, row.attempt) for row in metrics.evals(store, "sorter")) == facts("eval")
+    assert sorted((row.step, row.attempt) for row in checkpoints.checkpoints(store, "sorter")) == facts("checkpoint")
+    surviving = [row for row in versions.versions(store, "sorter") if row.lineage]
+    assert sorted((row.step, row.attempt) for row in surviving) == facts("version")
     made = [record.data["version"] for record in records_of(path) if record.kind == "version"]
-    assert [row["version"] for row in versions.versions(store, "sorter")] == made  # those passed by stay
+    assert [row.version for row in versions.versions(store, "sorter")] == made  # those passed by stay
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -142,7 +141,7 @@ def test_a_rewind_takes_back_the_summary_too(store: Store, path: Path) -> None:
         begin(writer, resumed_from=1)
     ingest(store, "sorter", path)
     run = runs.get(store, "sorter")
-    assert (run["step"], run["reward"], run["version"], run["eval_last"]) == (1, 0.1, 1, 0.01)
+    assert (run.step, run.reward, run.version, run.eval_last) == (1, 0.1, 1, 0.01)
     assert told(store) == [1, 2, 3]  # what happened, happened
 
 
@@ -154,7 +153,7 @@ def test_an_offset_past_the_end_means_rescan_and_seq_removes_doubles(store: Stor
     ingest(store, "sorter", path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     assert ingest(store, "sorter", path) == []
-    assert [row["step"] for row in metrics.steps(store, "sorter")] == [1, 2]
+    assert [row.step for row in metrics.steps(store, "sorter")] == [1, 2]
     assert told(store) == [1, 2, 3]
     assert index_of(store) == rebuilt(path)
 
@@ -170,7 +169,7 @@ def test_a_record_lost_with_the_power_is_replaced_by_the_one_that_got_its_number
         begin(writer, resumed_from=0)
         step(writer, 1)
     assert [record.kind for record in ingest(store, "sorter", path)] == ["attempt", "rewind", "step"]
-    assert [(row["step"], row["attempt"]) for row in metrics.steps(store, "sorter")] == [(1, 2)]
+    assert [(row.step, row.attempt) for row in metrics.steps(store, "sorter")] == [(1, 2)]
     assert index_of(store) == rebuilt(path)
 
 
@@ -188,7 +187,7 @@ def test_a_rescan_keeps_what_only_the_daemon_knows(store: Store, path: Path) -> 
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     ingest(store, "sorter", path)
     assert checkpoints.checkpoints(store, "sorter") == []
-    assert [(row["pinned"], row["lineage"]) for row in versions.versions(store)] == [(True, True), (True, True)]
+    assert [(row.pinned, row.lineage) for row in versions.versions(store)] == [(True, True), (True, True)]
 
 
 @in_portions
@@ -201,9 +200,9 @@ def test_a_version_that_was_lost_with_the_power_stays_as_one_that_does_not_count
         connection.execute("INSERT INTO aliases VALUES ('bot', 'sorter', 2, 0, -1)")
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     ingest(store, "sorter", path)
-    found = [(row["version"], row["lineage"], row["aliases"]) for row in versions.versions(store)]
+    found = [(row.version, row.lineage, row.aliases) for row in versions.versions(store)]
     assert found == [(1, True, []), (2, False, ["bot"])]
-    assert runs.get(store, "sorter")["version"] == 1
+    assert runs.get(store, "sorter").version == 1
 
 
 @in_portions
@@ -267,7 +266,7 @@ def test_a_metric_that_was_not_a_number_is_none(store: Store, path: Path) -> Non
     with JournalWriter(path, "sorter", 1) as writer:
         step(writer, 1, reward=float("nan"))
     ingest(store, "sorter", path)
-    assert runs.get(store, "sorter")["reward"] is None
+    assert runs.get(store, "sorter").reward is None
 
 
 def test_a_whole_record_that_makes_no_sense_is_refused_with_its_number(store: Store, path: Path) -> None:

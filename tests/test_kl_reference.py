@@ -94,7 +94,7 @@ async def test_what_is_no_reference_is_refused_and_nothing_is_made(home: Path, o
     async with serving(home) as api:
         row = finished(api.ctx, "a")
         other = msgspec.structs.replace(request_of(row), model_path="/models/other")
-        write_json(Path(row["directory"]) / "request.json", msgspec.to_builtins(other))
+        write_json(Path(row.directory) / "request.json", msgspec.to_builtins(other))
         with pytest.raises(SpecError, match=says) as refused:
             await api.run("b", "algorithm.kl.coef=0.1", *overrides)
         assert refused.value.hint

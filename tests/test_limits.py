@@ -23,11 +23,11 @@ from tests.gpu_kit import gpus
 
 
 def told(ctx: Context, name: str) -> str:
-    return str(runs.get(ctx.store, name)["waiting"])
+    return str(runs.get(ctx.store, name).waiting)
 
 
 def working(ctx: Context) -> list[str]:
-    return sorted(str(row["name"]) for row in runs.list_runs(ctx.store, all=True) if row["state"] == "starting")
+    return sorted(str(row.name) for row in runs.list_runs(ctx.store, all=True) if row.state == "starting")
 
 
 def owned(ctx: Context, user: str, uid: int, *names: str, **sections: object) -> None:
@@ -86,21 +86,21 @@ async def test_idle_pools_of_a_user_make_room_for_their_next_one_wherever_they_a
             owned(ctx, name, uid, name, model=f"/models/{name}")
             await until_state(ctx, name, "ended")
         submit(ctx, "wide", trainer={"backend": "fsdp", "steps": 6, "dp": 2})  # beside its user's two there are no two
-        assert (await until_state(ctx, "wide", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "wide", "ended")).reason == "completed"
         assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == ["b-1", "tiny-1"]
 
 
 async def test_a_user_whose_runs_fill_the_disk_waits_until_they_freed_some(home: Path) -> None:
     async with reconciling(home, queue=Queue(limits=Limit(disk=1 << 20))) as ctx:
         submit(ctx, "a")
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
         (ctx.home.run("a").root / "big").write_bytes(b"x" * (2 << 20))
         ctx.disks.used, ctx.disks.at = {}, float("-inf")
         submit(ctx, "b")
         await until(lambda: "of 1.0 MiB on disk; `lorad gc` and `lorad rm` free some" in told(ctx, "b"))
         (ctx.home.run("a").root / "big").unlink()
         ctx.disks.at = float("-inf")
-        assert (await until_state(ctx, "b", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "b", "ended")).reason == "completed"
 
 
 def test_files_with_several_names_and_links_count_once(tmp_path: Path) -> None:

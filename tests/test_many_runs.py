@@ -33,7 +33,7 @@ from lorad.runtime import Why
 from lorad.specs import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 from tests.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state
 from tests.kill9_many import Many
 from tests.world import world
@@ -42,16 +42,16 @@ SLOW = {"seconds": 0.2}
 
 
 def told(ctx: Context, name: str) -> str:
-    return str(runs.get(ctx.store, name)["waiting"])
+    return str(runs.get(ctx.store, name).waiting)
 
 
 def placed(ctx: Context) -> list[str]:
-    return [run["name"] for pool in ctx.pools.values() for run in tenants_of(ctx, pool)]
+    return [run.name for pool in ctx.pools.values() for run in tenants_of(ctx, pool)]
 
 
-def completed(ctx: Context, name: str) -> Row | None:
+def completed(ctx: Context, name: str) -> RunRow | None:
     row = runs.get(ctx.store, name)
-    return row if row["reason"] == "completed" else None
+    return row if row.reason == "completed" else None
 
 
 def leave(ctx: Context, name: str) -> None:
@@ -64,10 +64,10 @@ async def test_runs_that_differ_in_rank_algorithm_and_batches_are_in_one_pool_at
         submit(ctx, "a")
         submit(ctx, "b", lora={"rank": 4, "alpha": 1, "target_modules": "q_proj"}, data={"prompts_per_step": 2})
         submit(ctx, "c", algorithm={"group_size": 2}, rollout={"temperature": 0.5}, resources={"priority": 3})
-        await until(lambda: all(runs.get(ctx.store, name)["state"] == "running" for name in "abc"))
+        await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in "abc"))
         assert len(ctx.pools) == 1 and ctx.pools["tiny-1"].number == 1
         for name in "abc":
-            assert (await until_state(ctx, name, "ended"))["reason"] == "completed"
+            assert (await until_state(ctx, name, "ended")).reason == "completed"
 
 
 async def test_a_lost_pool_is_lost_by_all_its_runs_and_begins_anew_once(home: Path) -> None:
@@ -75,11 +75,11 @@ async def test_a_lost_pool_is_lost_by_all_its_runs_and_begins_anew_once(home: Pa
     async with reconciling(home) as ctx:
         for name in "abc":
             submit(ctx, name, resources={"restart": "on-failure"})
-        await until(lambda: all(runs.get(ctx.store, name)["step"] >= 1 for name in "abc"))
+        await until(lambda: all(runs.get(ctx.store, name).step >= 1 for name in "abc"))
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         for name in "abc":
             row = await until(functools.partial(completed, ctx, name))
-            assert row["attempt"] == 2 and life_number(row) == 2
+            assert row.attempt == 2 and life_number(row) == 2
         assert ctx.pools["tiny-1"].number == 2
 
 
@@ -95,8 +95,8 @@ async def test_a_driver_that_tells_late_of_its_lost_pool_does_not_stop_the_one_t
         submit(ctx, "next")
         await until_state(ctx, "next", "running")
         os.kill(pid_of(ctx, "late"), signal.SIGCONT)
-        assert (await until_state(ctx, "late", "ended"))["reason"] == "lost"
-        assert (await until_state(ctx, "next", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "late", "ended")).reason == "lost"
+        assert (await until_state(ctx, "next", "ended")).reason == "completed"
         assert ctx.pools["tiny-1"].number == 2
 
 
@@ -147,8 +147,8 @@ def test_a_run_that_never_fits_ends_with_the_reason(home: Path) -> None:
     submit(ctx, "vast", lora={"rank": 1000})
     place_runs(ctx)
     row = runs.get(ctx.store, "vast")
-    assert (row["state"], row["reason"]) == ("ended", "failed")
-    assert row["detail"] == (
+    assert (row.state, row.reason) == ("ended", "failed")
+    assert row.detail == (
         "it can never run: an empty pool of its kind takes adapters up to rank 512, this one has 1000; lower lora.rank"
     )
 
@@ -166,9 +166,9 @@ async def test_what_a_pool_says_it_has_is_believed(home: Path) -> None:
         shown = pool_view(ctx, ctx.pools["tiny-1"])
         assert (shown["capacity"]["max_versions"], shown["tenants"], shown["runs"]) == (7, [], [])
         submit(ctx, "d")
-        assert "up to rank 8, this one has 16" in (await until_state(ctx, "d", "ended"))["detail"]
+        assert "up to rank 8, this one has 16" in (await until_state(ctx, "d", "ended")).detail
         for name in "abc":
-            assert (await until_state(ctx, name, "ended"))["reason"] == "completed"
+            assert (await until_state(ctx, name, "ended")).reason == "completed"
 
 
 def test_an_exclusive_run_waits_for_an_empty_pool_and_nobody_passes_or_joins_it(home: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch
     ctx, asked, machine = open_context(home), Counter[str](), read_machine()
     ctx.machine = lambda: machine
 
-    def counted(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
-        asked[run["name"]] += 1
+    def counted(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
+        asked[run.name] += 1
         return asked_by(ctx, run, devices)
 
     submit(ctx, "busy", model="/models/other", resources={"exclusive": True})
@@ -272,9 +272,16 @@ def test_what_a_pool_counts_already_is_not_counted_twice() -> None:
 
 def test_memory_that_is_told_counts() -> None:
     full = Capacity(64, 0, 512, 2 << 20, 1 << 20)
-    assert lacking(full, Need(3, 8, 3 << 19)) == "has 1.0 MiB left, it needs 1.5 MiB for its adapter"
-    assert lacking(full, Need(3, 8, 1 << 20)) == "" == impossible(full, Need(3, 8, 2 << 20))
+    lack = lacking(full, Need(3, 8, 3 << 19))
+    assert lack is not None and lack.says == "has 1.0 MiB left, it needs 1.5 MiB for its adapter"
+    assert lacking(full, Need(3, 8, 1 << 20)) is None and impossible(full, Need(3, 8, 2 << 20)) == ""
     assert "2.0 MiB left" in impossible(full, Need(3, 8, 3 << 20))
+
+
+def test_each_lack_names_its_own_remedy() -> None:
+    rank, versions = Capacity(64, 0, 8, 0, 0), Capacity(1, 0, 512, 0, 0)
+    assert impossible(rank, Need(3, 16)).endswith("lower lora.rank")
+    assert impossible(versions, Need(3, 16)).endswith("lower rollout.max_staleness or lora.rank")
 
 
 @pytest.mark.long

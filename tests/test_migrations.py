@@ -62,6 +62,10 @@ def m9998_colours(database: Database) -> None:
     database.conn.execute("ALTER TABLE runs ADD COLUMN colour TEXT NOT NULL DEFAULT 'green'")
 
 
+def colours_of(store: Store) -> set[str]:
+    return {row["colour"] for row in store.rows("SELECT colour FROM runs")}
+
+
 def m9999_broken(database: Database) -> None:
     database.conn.execute("ALTER TABLE runs ADD COLUMN broken TEXT")
     database.conn.execute("INSERT INTO no_such_table VALUES (1)")
@@ -76,14 +80,14 @@ def test_a_frozen_database_opens_with_all_its_rows(path: Path, frozen: Path) -> 
     shutil.copy(frozen, path)
     store = Store(path)
     assert store.schema == KNOWN[-1]
-    assert [(run["name"], run["state"], run["step"]) for run in runs.list_runs(store, all=True)] == [
+    assert [(run.name, run.state, run.step) for run in runs.list_runs(store, all=True)] == [
         ("waiter", "queued", 0),
         ("sorter", "ended", 2),
     ]
-    assert [(row["step"], row["attempt"]) for row in metrics.steps(store, "sorter")] == [(1, 1), (2, 2)]
-    assert [(row["version"], row["aliases"]) for row in versions.versions(store)] == [(1, []), (2, []), (3, ["bot"])]
-    assert [attempt["reason"] for attempt in runs.attempts(store, "sorter")] == ["lost", "completed"]
-    assert [lease["pool"] for lease in pools.leases(store)] == [pools.list_pools(store)[0]["pool"]] == ["tiny-1"]
+    assert [(row.step, row.attempt) for row in metrics.steps(store, "sorter")] == [(1, 1), (2, 2)]
+    assert [(row.version, row.aliases) for row in versions.versions(store)] == [(1, []), (2, []), (3, ["bot"])]
+    assert [attempt.reason for attempt in runs.attempts(store, "sorter")] == ["lost", "completed"]
+    assert [lease.pool for lease in pools.leases(store)] == [pools.list_pools(store)[0].pool] == ["tiny-1"]
     assert checkpoints.checkpoints(store, "sorter") == [] and metrics.evals(store, "sorter") == []
     assert events.last_id(store) == 15
     store.close()
@@ -93,14 +97,14 @@ def test_sweeps_and_what_is_served_are_still_known(path: Path) -> None:
     shutil.copy(FROZEN[0].with_stem("m0002_sweeps_and_serving"), path)
     store = Store(path)
     (sweep,) = sweeps.sweeps(store)
-    assert (sweep["grid"], sweep["halving"]["rungs"], sweep["rungs"][0]["kept"]) == (
+    assert (sweep.grid, sweep.halving and sweep.halving.rungs, sweep.rungs[0].kept) == (
         {"seed": ["0", "1"]},
         [1, 5],
         ["waiter"],
     )
     assert sweeps.members(store, "grid") == ["waiter"]
-    assert [(run["name"], run["origin"]) for run in runs.that_serve(store)] == [("sorter", "older@7")]
-    assert [version["pinned"] for version in versions.versions(store)] == [False, True, False]
+    assert [(run.name, run.origin) for run in runs.that_serve(store)] == [("sorter", "older@7")]
+    assert [version.pinned for version in versions.versions(store)] == [False, True, False]
     store.close()
 
 
@@ -113,7 +117,7 @@ def test_a_frozen_database_goes_on_working(path: Path, frozen: Path, tmp_path: P
         begin(writer)
         step(writer, 1)
     assert ingest(store, "waiter", tmp_path / "journal.jsonl") == records_of(tmp_path / "journal.jsonl")
-    assert runs.get(store, "waiter")["step"] == 1
+    assert runs.get(store, "waiter").step == 1
     store.close()
 
 
@@ -146,10 +150,10 @@ def test_an_upgrade_keeps_a_copy_that_the_older_lorad_opens(path: Path, monkeypa
     with monkeypatch.context() as later:
         later.setattr("lorad.store.db.MIGRATIONS", extended(m9998_colours))
         upgraded = Store(path)
-        assert runs.get(upgraded, "sorter")["colour"] == "green"
+        assert colours_of(upgraded) == {"green"}
         upgraded.close()
     copy = Store(path.with_name("lorad.db.before-m9998_colours"))
-    assert runs.get(copy, "sorter")["state"] == "queued"
+    assert runs.get(copy, "sorter").state == "queued"
     assert copy.path.stat().st_mode & 0o077 == 0
     copy.close()
 
@@ -162,7 +166,7 @@ def test_an_upgrade_that_fails_half_way_changes_nothing(path: Path, monkeypatch:
             Store(path)
     store = Store(path)
     assert store.schema == KNOWN[-1]
-    assert {"colour", "broken"} & new_run(store).keys() == set()
+    assert not {"colour", "broken"} & {row["name"] for row in store.rows("PRAGMA table_info(runs)")}
     store.close()
 
 
@@ -191,7 +195,7 @@ def test_processes_that_open_a_new_database_at_once_all_succeed(path: Path) -> N
         child.stdin.flush()
     assert [(child.communicate()[1], child.returncode) for child in children] == [(b"", 0)] * 3
     store = Store(path)
-    assert {run["name"] for run in runs.list_runs(store, all=True)} == {"run-0", "run-1", "run-2"}
+    assert {run.name for run in runs.list_runs(store, all=True)} == {"run-0", "run-1", "run-2"}
     assert [row["name"] for row in store.rows("SELECT name FROM _sqlite_migrations")] == KNOWN
     store.close()
 
@@ -218,6 +222,6 @@ def test_kill_9_at_any_statement_of_an_upgrade_keeps_every_row(tmp_path: Path, m
 
     for directory in killed_at_every_statement(upgrade, tmp_path):
         store = Store(directory / "lorad.db")
-        assert {run["colour"] for run in store.rows("SELECT colour FROM runs")} == {"green"}
+        assert colours_of(store) == {"green"}
         assert len(store.rows("SELECT * FROM steps")) == 3
         store.close()

@@ -123,7 +123,7 @@ def test_what_is_not_the_run_is_not_taken_for_it(home: Path) -> None:
     shutil.copytree(new / "runs/c", new / "runs/b")
     ctx = open_context(new)
     relocate(ctx)
-    places = {name: runs.get(ctx.store, name)["directory"] for name in ("a", "b", "c")}
+    places = {name: runs.get(ctx.store, name).directory for name in ("a", "b", "c")}
     assert places == {"a": f"{home}/runs/a", "b": f"{home}/runs/b", "c": f"{new}/runs/c"}
     with pytest.raises(StorageError, match=r"runs/a/request\.json cannot be read"):
         request_of(runs.get(ctx.store, "a"))
@@ -137,5 +137,5 @@ def test_a_copied_home_works_in_its_own_files(home: Path) -> None:
     shutil.copytree(home, home / "copy")
     ctx = open_context(home / "copy")
     relocate(ctx)
-    assert runs.get(ctx.store, "a")["directory"] == f"{home}/copy/runs/a"
+    assert runs.get(ctx.store, "a").directory == f"{home}/copy/runs/a"
     closed(ctx)

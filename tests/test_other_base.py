@@ -26,8 +26,8 @@ HERE, ELSEWHERE = "a" * 64, "b" * 64
 def says(api: Api, name: str, sha256: str) -> None:
     """The run's newest attempt tells on which weights it trains."""
     run = runs.get(api.ctx.store, name)
-    journal = Path(run["directory"]) / "journal.jsonl"
-    with JournalWriter(journal, name, run["attempt"]) as writer:
+    journal = Path(run.directory) / "journal.jsonl"
+    with JournalWriter(journal, name, run.attempt) as writer:
         writer.append("attempt", 0, Attempt(1, 6, "tiny-1", "c", None, 1, model_sha256=sha256))
     ingest(api.ctx.store, name, journal)
 

@@ -29,10 +29,10 @@ async def test_a_run_has_all_gpus_that_its_ranks_need(
     async with reconciling(home) as ctx:
         gpus(ctx, 3, monkeypatch, tmp_path)
         submit(ctx, "a", trainer=FSDP | {"dp": 2})
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
         (pool,) = ctx.pools.values()
         assert pool.setup.names == ("cuda:0", "cuda:1")
-        assert [row["device"] for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
+        assert [row.device for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
         assert [is_taken(device) for device in ctx.devices] == [True, True, False]
         assert [found["pool"] for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
 
@@ -58,15 +58,15 @@ async def test_idle_pools_make_room_on_all_gpus_that_are_needed(
             submit(ctx, name, model=f"/models/{name}")
             await until_state(ctx, name, "ended")
         submit(ctx, "wide", trainer=FSDP | {"dp": 2})
-        assert (await until_state(ctx, "wide", "ended"))["reason"] == "completed"
-        assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [runs.get(ctx.store, "wide")["pool"]]
+        assert (await until_state(ctx, "wide", "ended")).reason == "completed"
+        assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [runs.get(ctx.store, "wide").pool]
 
 
 async def test_more_gpus_than_there_are_is_told(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with reconciling(home) as ctx:
         gpus(ctx, 2, monkeypatch, tmp_path)
         submit(ctx, "a", trainer=FSDP | {"dp": 4})
-        waiting = await until(lambda: runs.get(ctx.store, "a")["waiting"])
+        waiting = await until(lambda: runs.get(ctx.store, "a").waiting)
         assert waiting == "it needs 4 GPUs, this machine has 2"
 
 
@@ -75,7 +75,7 @@ def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
     submit(ctx, "a", trainer=FSDP | {"dp": 4})
     place_runs(ctx)
     (pool,) = ctx.pools.values()
-    assert pool.setup.names == ("cpu",) and [run["name"] for run in tenants_of(ctx, pool)] == ["a"]
+    assert pool.setup.names == ("cpu",) and [run.name for run in tenants_of(ctx, pool)] == ["a"]
 
 
 def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:

@@ -18,7 +18,7 @@ from lorad.daemon.handlers.logs import log_of
 from lorad.daemon.place import starting
 from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools import find_or_make
-from lorad.daemon.views import RUN_KEYS, run_view
+from lorad.daemon.views import run_view
 from lorad.driver.preflight import preflight
 from lorad.engines.setup import CANARY_PROMPT, RANKS
 from lorad.errors import SpecError
@@ -26,8 +26,10 @@ from lorad.pool.canaries import PROMPT_TOKENS
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.specs import convert
+from lorad.states import RunState
 from lorad.store import runs
 from tests.daemon_world import open_context, serving, until
+from tests.journals import a_run
 
 LINEARS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 SECRET = "hunter2"
@@ -60,9 +62,13 @@ def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
 def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) -> None:
     assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
     assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
-    row = dict.fromkeys(RUN_KEYS.split()) | {"waiting": "something", "serving": 0}
-    states = ("queued", "starting", "running", "ended")
-    assert [run_view(row | {"state": state})["waiting"] for state in states] == ["something", "something", "", ""]
+    states = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.ENDED)
+    assert [run_view(a_run(waiting="something", state=state))["waiting"] for state in states] == [
+        "something",
+        "something",
+        "",
+        "",
+    ]
 
 
 def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) -> None:
@@ -206,8 +212,8 @@ def holders_of(text: str, directory: Path) -> set[str]:
 async def test_a_run_whose_backend_left_the_config_waits_and_says_so(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a", "rollout.backend=sglang")
-        row = await until(lambda: (row := runs.get(api.ctx.store, "a"))["waiting"] and row)
-        assert (row["state"], row["waiting"]) == (
+        row = await until(lambda: (row := runs.get(api.ctx.store, "a")).waiting and row)
+        assert (row.state, row.waiting) == (
             "queued",
             "rollout.backend: config.yaml names no python for sglang",
         )
@@ -236,9 +242,9 @@ def test_the_log_of_an_engine_is_its_servers(rollout: dict[str, Any], of: str, f
         pool.attempt(number).root.mkdir(parents=True)
         (pool.attempt(number).root / "command.json").touch()
     ctx = cast(Context, SimpleNamespace(pools={"p": pool}))
-    assert log_of(ctx, {"pool": "p"}, of) == home / "p" / "attempts" / "0002" / file
+    assert log_of(ctx, a_run(pool="p"), of) == home / "p" / "attempts" / "0002" / file
     with pytest.raises(SpecError, match="no log of 'engine-x'"):
-        log_of(ctx, {"pool": "p"}, "engine-x")
+        log_of(ctx, a_run(pool="p"), "engine-x")
 
 
 def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
@@ -246,7 +252,7 @@ def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
     pool.attempt(1).root.mkdir(parents=True)
     (pool.attempt(1).root / "command.json").touch()
     ctx = cast(Context, SimpleNamespace(pools={"p": pool}))
-    assert log_of(ctx, {"pool": "p"}, "trainer") == pool.attempt(1).root / "trainer.log"
+    assert log_of(ctx, a_run(pool="p"), "trainer") == pool.attempt(1).root / "trainer.log"
 
 
 def test_a_config_that_can_not_be_read_is_not_repeated(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def told(ctx: Context, name: str) -> str:
 
 
 def states(ctx: Context, *names: str) -> list[str]:
-    return [str(runs.get(ctx.store, name)["state"]) for name in names]
+    return [str(runs.get(ctx.store, name).state) for name in names]
 
 
 def paused(ctx: Context, name: str) -> None:
@@ -52,15 +52,15 @@ async def test_a_run_of_another_base_with_more_priority_goes_first_and_the_other
     behave(home, driver=SLOW)
     async with reconciling(home) as ctx:
         submit(ctx, "low")
-        await until(lambda: runs.get(ctx.store, "low")["step"] >= 1)
+        await until(lambda: runs.get(ctx.store, "low").step >= 1)
         submit(ctx, "high", model="/models/other", **HIGH)
         await until(lambda: told(ctx, "low") == "makes room for high")
         await until(lambda: told(ctx, "low").startswith("preempted by high; pool other-1 is busy with run high"))
         high, low = await until_state(ctx, "high", "ended"), await until_state(ctx, "low", "ended")
-        assert (high["reason"], low["reason"], low["preempted"]) == ("completed", "completed", None)
-        assert high["ended_at"] < low["ended_at"] and low["attempt"] == 2
-        assert [step["step"] for step in steps(ctx.store, "low")] == [1, 2, 3, 4, 5, 6]
-        assert runs.attempts(ctx.store, "low")[1]["resumed_from"] >= 1
+        assert (high.reason, low.reason, low.preempted) == ("completed", "completed", None)
+        assert (high.ended_at or 0.0) < (low.ended_at or 0.0) and low.attempt == 2
+        assert [step.step for step in steps(ctx.store, "low")] == [1, 2, 3, 4, 5, 6]
+        assert runs.attempts(ctx.store, "low")[1].resumed_from
 
 
 def test_the_freed_place_goes_to_who_asked_for_it(home: Path) -> None:
@@ -168,7 +168,7 @@ def test_of_several_devices_the_one_is_cleared_that_costs_least(
     paused(ctx, "r1")
     place_runs(ctx)
     assert states(ctx, "high", "next") == ["starting", "queued"]
-    assert runs.get(ctx.store, "high")["pool"] == "other-1" and ctx.pools["other-1"].setup.device == "cuda:1"
+    assert runs.get(ctx.store, "high").pool == "other-1" and ctx.pools["other-1"].setup.device == "cuda:1"
 
 
 @pytest.mark.parametrize(("handler", "wanted"), [(pause, "pause"), (stop, "stop"), (kill, "kill")])
@@ -181,12 +181,12 @@ async def test_what_its_user_wants_of_a_run_that_makes_room_comes_first(home: Pa
     place_runs(ctx)
     submit(ctx, "high", model="/models/other", **HIGH)
     place_runs(ctx)
-    assert runs.get(ctx.store, "low")["preempted"] == "high"
+    assert runs.get(ctx.store, "low").preempted == "high"
     await handler.handle(ctx, Asked(None, Caller(0, "me"), None))  # type: ignore[arg-type]
     row = runs.get(ctx.store, "low")
-    assert (row["wanted"], row["preempted"]) == (wanted, None)
+    assert (row.wanted, row.preempted) == (wanted, None)
     place_runs(ctx)
-    assert runs.get(ctx.store, "low")["preempted"] is None
+    assert runs.get(ctx.store, "low").preempted is None
     if wanted == "pause":
         paused(ctx, "low")
         assert states(ctx, "low") == ["paused"]
@@ -200,7 +200,7 @@ def test_a_run_that_made_room_and_is_ended_meanwhile_is_over(home: Path) -> None
     place_runs(ctx)
     paused(ctx, "low")
     ctx.move("low", Move.END, reason=EndReason.STOPPED)
-    assert (runs.get(ctx.store, "low")["preempted"], told(ctx, "low")) == (None, "")
+    assert (runs.get(ctx.store, "low").preempted, told(ctx, "low")) == (None, "")
 
 
 def test_a_run_that_is_ended_while_it_makes_room_is_not_restarted(home: Path) -> None:

@@ -220,7 +220,14 @@ def test_the_module_answers_in_json(tmp_path: Path) -> None:
     good = run_module(json.dumps({"spec": {"name": "x"}, "cwd": str(tmp_path)}))
     assert good.facts is not None and good.facts.model_path == str(TINY)
     bad = run_module(json.dumps({"spec": {"lora": {"rank": 0}}, "cwd": str(tmp_path)}))
-    assert bad == Answer(error=ErrorSaid("SpecError", "lora.rank: Expected int >= 1", "The default is 16."))
+    said = ErrorSaid(
+        "SpecError",
+        "lora.rank: Expected int >= 1",
+        "The default is 16.",
+        key="lora.rank",
+        problem="Expected int >= 1",
+    )
+    assert bad == Answer(error=said)
     assert run_module("{").error is not None
 
 

@@ -25,7 +25,7 @@ SLOW = {"seconds": 0.15}
 
 
 def told(ctx: Context, name: str) -> str:
-    return str(runs.get(ctx.store, name)["waiting"])
+    return str(runs.get(ctx.store, name).waiting)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_whe
         assert told(second, "b").endswith(", back by itself when idle 10m")
         (found,) = await list_devices(second, None)  # type: ignore[arg-type]
         assert (found["pool"], found["lease"]["pool"], found["lease"]["why"]) == (None, "tiny-1", "run arith")
-        assert (await until_state(first, "arith", "ended"))["reason"] == "completed"
-        assert (await until_state(second, "b", "ended"))["reason"] == "completed"
+        assert (await until_state(first, "arith", "ended")).reason == "completed"
+        assert (await until_state(second, "b", "ended")).reason == "completed"
         assert not note_path(other, "GPU-0", "wanted").exists()
         assert not first.pools["tiny-1"].process.is_up
 
@@ -89,9 +89,9 @@ async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_a
             with monkeypatch.context() as blind:
                 blind.setattr(obstacles, "is_taken", lambda device: False)
                 submit(ctx, "a", resources={"restart": "never"})
-                await until(lambda: runs.get(ctx.store, "a")["state"] == "starting")
+                await until(lambda: runs.get(ctx.store, "a").state == "starting")
             await until(lambda: "cuda:0 is in use by another process or user" in told(ctx, "a"))
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
         assert len(runs.attempts(ctx.store, "a")) == 2 and futile_attempts(ctx, "a", before=2) == 0
 
 
@@ -110,7 +110,7 @@ def test_of_several_gpus_those_are_wanted_whose_holders_are_idle(
         assert told(second, "b").startswith("0 of 3 devices free; cuda:0 held by pool qwen-1 (me, uid ")
         assert told(second, "b").count("held by") == 3
     place_runs(second)
-    assert told(second, "b") == "" and runs.get(second.store, "b")["state"] == "starting"
+    assert told(second, "b") == "" and runs.get(second.store, "b").state == "starting"
 
 
 def test_a_note_that_cannot_be_written_keeps_nothing_from_its_place(

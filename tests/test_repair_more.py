@@ -207,7 +207,7 @@ def test_a_clock_that_was_set_back_hides_no_event_of_a_run(home: Path, monkeypat
     ctx = open_context(home)
     after = events.after(ctx.store, 0, "b")
     close(ctx)
-    assert sorted((e["kind"], e["at"]) for e in after) == sorted((e["kind"], e["at"]) for e in before)
+    assert sorted((e.kind, e.at) for e in after) == sorted((e.kind, e.at) for e in before)
 
 
 def test_what_an_upgrade_changed_is_in_the_journal(home: Path) -> None:
@@ -231,8 +231,8 @@ def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest
     run = finished(ctx)
     monkeypatch.setattr(ctx.journal, "write_ahead", full)
     with pytest.raises(StorageError):
-        remove.forget(ctx, "a", Path(run["directory"]), "me")
-    assert runs.get(ctx.store, "a") and (home / "runs/a/journal.jsonl").exists()
+        remove.forget(ctx, "a", Path(run.directory), "me")
+    assert runs.exists(ctx.store, "a") and (home / "runs/a/journal.jsonl").exists()
     close(ctx)
 
 

@@ -25,6 +25,7 @@ from lorad.spec_text import from_json
 from lorad.specs import Spec, convert, to_json
 from lorad.store import runs
 from tests.daemon_world import behave, serving, until
+from tests.journals import a_run
 
 OLD = convert({"trainer": {"steps": 6}})
 
@@ -72,7 +73,7 @@ async def test_the_next_attempt_goes_by_the_changed_spec_and_shows_what_changed(
         assert first["changed"] == {} and second["resumed_from"] == 6
         assert second["changed"] == {"trainer.backend": "fsdp", "trainer.dp": 2, "resources.priority": 3}
         row = runs.get(api.ctx.store, "a")
-        assert (row["priority"], api.ctx.pools[row["pool"]].setup.trainer) == (3, "fsdp")
+        assert (row.priority, api.ctx.pools[row.pool or ""].setup.trainer) == (3, "fsdp")
         told = [from_json(run_dir(row).attempt(number).spec.read_bytes()).trainer.dp for number in (1, 2)]
         assert told == [1, 2]
 
@@ -108,7 +109,7 @@ async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path
         [late] = [result for result in done if isinstance(result, Conflict)]
         assert "changed while" in late.message and "lorad show a" in late.hint
         row = runs.get(api.ctx.store, "a")
-        assert request_of(row).overrides == [f"resources.priority={row['priority']}"]
+        assert request_of(row).overrides == [f"resources.priority={row.priority}"]
         await api.until("a", "ended")
 
 
@@ -186,7 +187,7 @@ async def test_a_run_goes_on_with_megatron_by_the_type_that_its_checkpoint_has(h
     ],
 )
 def test_steps_are_the_number_asked_for_last(steps: int | None, overrides: list[str], expected: int) -> None:
-    assert total(Body(steps=steps, overrides=overrides), {"steps": 8}, OLD) == expected
+    assert total(Body(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
 
 
 @pytest.mark.parametrize("more", [{"steps": 120}, {"overrides": ["trainer.steps=120"]}])
@@ -194,7 +195,7 @@ async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str
     behave(home, driver={"seconds": 0.02})
     async with serving(home) as api:
         await api.run("a", "trainer.schedule=cosine", "trainer.steps=40")
-        await until(lambda: runs.get(api.ctx.store, "a")["step"] >= 2)
+        await until(lambda: runs.get(api.ctx.store, "a").step >= 2)
         await api("pause", "a")
         await api.until("a", "paused")
         await api("resume", "a", **{"steps": None, "overrides": []} | more)
@@ -219,7 +220,7 @@ def test_a_rate_that_came_down_to_nothing_is_not_gone_on_with(
 @pytest.mark.parametrize("override", ["trainer.steps=7", "trainer={steps: 7}", "trainer.steps=6"])
 def test_two_numbers_of_steps_are_refused(override: str) -> None:
     with pytest.raises(SpecError, match=r"--steps 9, but trainer.steps is \d") as refused:
-        total(Body(steps=9, overrides=[override]), {"steps": 8}, OLD)
+        total(Body(steps=9, overrides=[override]), a_run(steps=8), OLD)
     assert refused.value.hint
 
 

@@ -46,7 +46,7 @@ def give(ctx: Context, machine: Machine) -> None:
 
 
 async def pause(ctx: Context, name: str) -> None:
-    await until(lambda: runs.get(ctx.store, name)["step"] >= 1)
+    await until(lambda: runs.get(ctx.store, name).step >= 1)
     want(ctx, name, "pause")
     await until_state(ctx, name, "paused")
 
@@ -54,8 +54,8 @@ async def pause(ctx: Context, name: str) -> None:
 async def ended(ctx: Context, name: str) -> int:
     """The threads that the pool's process had in the last attempt of a run that is over now."""
     row = await until_state(ctx, name, "ended")
-    assert row["reason"] == "completed", row["detail"]
-    pool = ctx.pools[row["pool"]]
+    assert row.reason == "completed", row.detail
+    pool = ctx.pools[row.pool or ""]
     env = json.loads(pool.attempt().command.read_bytes())["env"]
     assert env["OMP_NUM_THREADS"] == str(pool.setup.threads)
     return pool.setup.threads
@@ -92,9 +92,9 @@ async def test_a_run_resumed_by_a_new_daemon_after_a_kill_keeps_its_threads(home
     async with reconciling(home) as ctx:
         give(ctx, BUSY)
         submit(ctx, "a", parameters=LARGE)
-        await until(lambda: runs.get(ctx.store, "a")["step"] >= 1)
+        await until(lambda: runs.get(ctx.store, "a").step >= 1)
         os.kill(pid_of(ctx, "a"), signal.SIGKILL)
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "lost"
+        assert (await until_state(ctx, "a", "ended")).reason == "lost"
         (pool,) = ctx.pools.values()
         os.kill(pool.process.pid or 0, signal.SIGKILL)
     async with reconciling(home) as ctx:
@@ -174,7 +174,7 @@ async def test_a_damaged_file_of_a_run_keeps_it_waiting_in_words(home: Path) -> 
         await pause(ctx, "a")
         (run_dir(runs.get(ctx.store, "a")).root / FILE).write_text("{")
         resume(ctx, "a")
-        assert "is damaged" in await until(lambda: runs.get(ctx.store, "a")["waiting"])
+        assert "is damaged" in await until(lambda: runs.get(ctx.store, "a").waiting)
 
 
 async def test_a_pool_tells_what_it_runs_with_and_who_decided(home: Path) -> None:

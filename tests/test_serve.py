@@ -236,7 +236,7 @@ async def test_a_run_joins_the_base_that_serves_and_another_base_waits(home: Pat
         await api.run("joins", "model.path=builtin:tiny")
         assert (await api.until("joins", "ended"))["pool"] == made["pool"]
         submit(api.ctx, "other", model="/models/other")
-        waiting = await until(lambda: runs.get(api.ctx.store, "other")["waiting"])
+        waiting = await until(lambda: runs.get(api.ctx.store, "other").waiting)
         assert "serves bot" in waiting and "lorad serve --stop" in waiting
         await api("stop_serving", "bot")
         await until_state(api.ctx, "other", "ended")
@@ -252,7 +252,7 @@ async def test_what_keeps_a_base_from_being_served_is_told(home: Path, tmp_path:
         await until_state(api.ctx, "other", "running")
         runs.set_fields(api.ctx.store, "bot", serving=1)
         api.ctx.waker.poke()
-        await until(lambda: "busy with run other" in runs.get(api.ctx.store, "bot")["waiting"])
+        await until(lambda: "busy with run other" in runs.get(api.ctx.store, "bot").waiting)
         assert "busy with run other" in (await api("show", "bot"))["waiting"]
         behave(home)
         await api("kill", "other")
@@ -318,6 +318,6 @@ async def test_a_version_that_another_kind_of_pool_serves_says_what_it_waits_for
         await api("swap", "one", "a@1006")
         await api("swap", "two", "b@1006")
         model = runs.get(api.ctx.store, "a")
-        await serve(api, model=json.loads(model["spec"])["model"]["path"])
-        await until(lambda: "serves a" in runs.get(api.ctx.store, "b")["waiting"])
+        await serve(api, model=json.loads(model.spec)["model"]["path"])
+        await until(lambda: "serves a" in runs.get(api.ctx.store, "b").waiting)
         assert [pool.serves for pool in api.ctx.pools.values() if pool.serves] == [{"a"}]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 from lorad.daemon.context import Context
 from lorad.daemon.pools import stop_pool
 from lorad.store import runs
+from lorad.store.rows import RunRow
 from tests.daemon_fakes import FACTS
 from tests.daemon_world import behave, finished, reconciling, submit, until, until_state
 
 AGAIN = {"restart": "on-failure"}
 
 
-def row(ctx: Context, name: str) -> Any:
+def row(ctx: Context, name: str) -> RunRow:
     return runs.get(ctx.store, name)
 
 
@@ -28,16 +28,16 @@ async def test_the_run_that_came_last_gives_up_first_when_a_pool_dies_again_and_
         for attempt in (1, 2, 3):
             await until(functools.partial(both_run, ctx, attempt))
             ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
-        assert "3 attempts got no further" in (await until_state(ctx, "b", "ended"))["detail"]
+        assert "3 attempts got no further" in (await until_state(ctx, "b", "ended")).detail
         behave(home, driver={"seconds": 0.5})
-        await until(lambda: (row(ctx, "a")["state"], row(ctx, "a")["attempt"]) == ("running", 4))
+        await until(lambda: (row(ctx, "a").state, row(ctx, "a").attempt) == ("running", 4))
         behave(home)
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
 
 def both_run(ctx: Context, attempt: int) -> bool:
-    return all((row(ctx, name)["state"], row(ctx, name)["attempt"]) == ("running", attempt) for name in "ab")
+    return all((row(ctx, name).state, row(ctx, name).attempt) == ("running", attempt) for name in "ab")
 
 
 async def test_a_run_that_lost_a_pool_in_which_others_work_leaves_it_to_them(home: Path) -> None:
@@ -47,8 +47,8 @@ async def test_a_run_that_lost_a_pool_in_which_others_work_leaves_it_to_them(hom
         await until_state(ctx, "a", "running")
         behave(home, driver={"lost_at": 2})
         submit(ctx, "b")
-        assert (await until_state(ctx, "b", "ended"))["reason"] == "lost"
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
+        assert (await until_state(ctx, "b", "ended")).reason == "lost"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
         assert ctx.pools["tiny-1"].number == 1
 
 
@@ -58,7 +58,7 @@ async def test_a_pool_that_does_not_stop_is_ended_though_runs_hang_in_it(home: P
         submit(ctx, "a")
         await until_state(ctx, "a", "running")
         stop_pool(ctx, ctx.pools["tiny-1"])
-        assert (await until_state(ctx, "a", "ended"))["reason"] == "lost"
+        assert (await until_state(ctx, "a", "ended")).reason == "lost"
 
 
 async def test_a_run_whose_backend_is_gone_does_not_keep_others_from_being_held(home: Path) -> None:

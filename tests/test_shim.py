@@ -145,7 +145,7 @@ def test_a_taken_device_lock_starts_nothing(tmp_path: Path) -> None:
     first = launch(prepare(tmp_path / "a", "import time; time.sleep(60)", locks=[lock]))
     wait_for(lambda: status(tmp_path / "a"))
     assert launch(prepare(tmp_path / "b", "print('never')", locks=[lock])).wait() == shim.EX_LOCKED
-    assert status(tmp_path / "b") == {}
+    assert status(tmp_path / "b")["locked"] and status(tmp_path / "b")["pid"] is None
     first.terminate()
     first.wait()
 

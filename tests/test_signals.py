@@ -74,7 +74,7 @@ def test_what_no_driver_writes_is_no_signal_and_takes_nothing_else_in_with_it(st
         stepped(writer, 1, kl="x", zero_variance_groups=[1], entropy=10**400, truncated=0.5)  # type: ignore[arg-type]
     ingest(store, "sorter", path)
     signals = told(store, "signals")
-    assert (runs.get(store, "sorter")["step"], signals["truncated"]) == (1, 0.5)
+    assert (runs.get(store, "sorter").step, signals["truncated"]) == (1, 0.5)
     assert not {"kl", "entropy", "zero_variance"} & set(signals)
 
 
@@ -146,7 +146,7 @@ async def test_history_is_the_last_events_oldest_first(home: Path) -> None:
         finished(api.ctx, "b")
         everything = events.after(api.ctx.store, 0)
         assert await api("history", limit=5) == everything[-5:]
-        assert await api("history", "a", limit=1000) == [event for event in everything if event["run"] == "a"]
+        assert await api("history", "a", limit=1000) == [event for event in everything if event.run == "a"]
         assert await api("history", limit=0) == []
         with pytest.raises(NotFound):
             await api("history", "gone")

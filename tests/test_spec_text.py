@@ -104,6 +104,17 @@ def test_a_bad_override_is_blamed_and_not_the_file() -> None:
     assert str(refusal("", "rollout.stop=[")).startswith("override rollout.stop=[")
 
 
+def test_an_error_names_key_place_and_problem() -> None:
+    refused = from_wire(to_wire(refusal("lora:\n  target_modules: [1]\n")))
+    assert isinstance(refused, SpecError)
+    assert (refused.where, refused.key, refused.problem) == (
+        "spec.yaml:2",
+        "lora.target_modules",
+        "Expected str, got int",
+    )
+    assert refused.message == "spec.yaml:2: lora.target_modules[0]: Expected str, got int"
+
+
 def test_all_errors_are_told_at_once_each_with_its_line() -> None:
     refused = refusal("seed: -1\nlora:\n  rnak: 3\n  alpha: x\ntrainer: {betas: [0.9, 2]}\n", "rollout.top_k=many")
     lines = [error.message.partition(": Expected")[0] for error in (refused, *refused.others)]

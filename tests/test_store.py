@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from lorad.errors import Conflict, NotFound
 from lorad.protocol.journal import JournalWriter
@@ -45,7 +46,7 @@ def bring(store: Store, name: str, state: RunState) -> None:
 
 def make(store: Store, name: str, move: Move, *, expect: RunState | None = None) -> RunState:
     reason = EndReason.FAILED if move is Move.END else None
-    return RunState(runs.move(store, name, move, expect=expect, reason=reason, detail="why")["state"])
+    return RunState(runs.move(store, name, move, expect=expect, reason=reason, detail="why").state)
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def test_an_allowed_move_changes_the_state_and_tells_it_once(store: Store, state
     seen = events.last_id(store)
     assert make(store, "sorter", move) is target(state, move)
     (event,) = events.after(store, seen, "sorter")
-    assert (event["kind"], event["data"]["from"], event["data"]["state"]) == ("state", state, target(state, move))
+    assert (event.kind, event.data["from"], event.data["state"]) == ("state", state, target(state, move))
 
 
 @pytest.mark.parametrize(("state", "move"), [pair for pair in EVERY_MOVE if not target(*pair)])
@@ -86,7 +87,7 @@ def test_only_an_end_has_a_reason(store: Store) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_events_of_any_sequence_of_moves_replay_to_the_states(store: Store, seed: int) -> None:
     chance, names = random.Random(seed), ["a", "b", "c"]
-    states = {name: RunState(new_run(store, name)["state"]) for name in names}
+    states = {name: RunState(new_run(store, name).state) for name in names}
     for _ in range(80):
         name, move = chance.choice(names), chance.choice(list(Move))
         if to := target(states[name], move):
@@ -95,8 +96,8 @@ def test_the_events_of_any_sequence_of_moves_replay_to_the_states(store: Store, 
         else:
             with pytest.raises(Conflict):
                 make(store, name, move)
-    told = {event["run"]: event["data"]["state"] for event in events.after(store, 0, limit=10**6)}
-    assert told == states == {run["name"]: run["state"] for run in runs.list_runs(store, all=True)}
+    told = {event.run: event.data["state"] for event in events.after(store, 0, limit=10**6)}
+    assert told == states == {run.name: run.state for run in runs.list_runs(store, all=True)}
 
 
 def test_a_state_without_its_event_never_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,7 @@ def test_a_state_without_its_event_never_commits(store: Store, monkeypatch: pyte
     monkeypatch.setattr(events, "append", fail)
     with pytest.raises(sqlite3.OperationalError):
         make(store, "sorter", Move.PLACE)
-    assert runs.get(store, "sorter")["state"] == RunState.QUEUED
+    assert runs.get(store, "sorter").state == RunState.QUEUED
 
 
 def test_a_move_told_by_another_process_is_seen_not_overwritten(store: Store) -> None:
@@ -122,14 +123,16 @@ def test_a_move_told_by_another_process_is_seen_not_overwritten(store: Store) ->
 
 def test_the_times_of_a_run_are_its_first_start_and_its_last_end(store: Store) -> None:
     bring(store, "sorter", RunState.RUNNING)
-    started = runs.get(store, "sorter")["started_at"]
+    started = runs.get(store, "sorter").started_at
     make(store, "sorter", Move.END)
     ended = runs.get(store, "sorter")
-    assert ended["ended_at"] >= started and (ended["reason"], ended["detail"]) == ("failed", "why")
+    assert (
+        started and ended.ended_at and ended.ended_at >= started and (ended.reason, ended.detail) == ("failed", "why")
+    )
     make(store, "sorter", Move.RESUME)
     make(store, "sorter", Move.PLACE)
     again = runs.get(store, "sorter")
-    assert (again["started_at"], again["ended_at"], again["reason"], again["detail"]) == (started, None, None, "")
+    assert (again.started_at, again.ended_at, again.reason, again.detail) == (started, None, None, "")
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ def test_a_name_in_use_is_refused_and_free_again_after_removal(store: Store) -> 
         new_run(store)
     runs.remove(store, "sorter")
     new_run(store)
-    assert [event["data"]["state"] for event in events.after(store, 0, "sorter")] == ["queued"]
+    assert [event.data["state"] for event in events.after(store, 0, "sorter")] == ["queued"]
     assert len(events.after(store, 0)) == 4  # the first sorter's are still there
 
 
@@ -148,7 +151,7 @@ def test_a_run_that_is_not_over_cannot_be_removed(store: Store, state: RunState)
     bring(store, "sorter", state)
     with pytest.raises(Conflict, match=f"run sorter is {state}"):
         runs.remove(store, "sorter")
-    assert runs.get(store, "sorter")["state"] == state
+    assert runs.get(store, "sorter").state == state
 
 
 def test_removal_leaves_no_row_behind(store: Store, tmp_path: Path) -> None:
@@ -175,21 +178,21 @@ def test_a_run_whose_version_is_aliased_cannot_be_removed(store: Store, tmp_path
         connection.execute("INSERT INTO aliases (alias, run, version, updated_at) VALUES ('bot', 'sorter', 1, 0)")
     with pytest.raises(Conflict, match="alias bot serves a version of run sorter"):
         runs.remove(store, "sorter")
-    assert versions.get_version(store, "sorter", 1)["aliases"] == ["bot"]
+    assert versions.get_version(store, "sorter", 1).aliases == ["bot"]
 
 
 def test_lists_are_newest_first_and_the_queue_goes_by_priority_then_age(store: Store) -> None:
     for name, priority in (("old", 0), ("urgent", 5), ("young", 0)):
         runs.create(store, name=name, owner="ada", spec_json="{}", directory="/r", steps=1, priority=priority)
-    assert [run["name"] for run in runs.list_runs(store, all=False)] == ["young", "urgent", "old"]
-    assert [run["name"] for run in runs.in_states(store, RunState.QUEUED)] == ["urgent", "old", "young"]
+    assert [run.name for run in runs.list_runs(store, all=False)] == ["young", "urgent", "old"]
+    assert [run.name for run in runs.in_states(store, RunState.QUEUED)] == ["urgent", "old", "young"]
 
 
 def test_a_list_of_runs_names_models_and_leaves_specs(store: Store) -> None:
     spec = '{"model": {"path": "/models/qwen"}}'
     runs.create(store, name="a", owner="ada", spec_json=spec, directory="/r", steps=1, priority=0)
     for rows in (runs.list_runs(store, all=False), runs.list_named(store, ["a"])):
-        assert [(row["name"], row["base"], "spec" in row) for row in rows] == [("a", "/models/qwen", False)]
+        assert [(row.name, row.base, hasattr(row, "spec")) for row in rows] == [("a", "/models/qwen", False)]
 
 
 def test_runs_that_ended_long_ago_are_listed_only_on_request(store: Store) -> None:
@@ -197,7 +200,7 @@ def test_runs_that_ended_long_ago_are_listed_only_on_request(store: Store) -> No
     with store.write() as connection:
         connection.execute("UPDATE runs SET ended_at = ended_at - 90000")
     assert runs.list_runs(store, all=False) == []
-    assert [run["name"] for run in runs.list_runs(store, all=True)] == ["sorter"]
+    assert [run.name for run in runs.list_runs(store, all=True)] == ["sorter"]
 
 
 def test_what_is_not_there_is_not_found(store: Store) -> None:
@@ -217,7 +220,7 @@ def test_what_is_not_there_is_not_found(store: Store) -> None:
 def test_fields_that_belong_to_moves_and_journals_cannot_be_set_by_hand(store: Store) -> None:
     new_run(store)
     runs.set_fields(store, "sorter", waiting="for a device", wanted="pause", pool="p", steps=20, resume_step=5)
-    assert runs.get(store, "sorter")["waiting"] == "for a device"
+    assert runs.get(store, "sorter").waiting == "for a device"
     for column in ("state", "step", "reward", "name = name; --"):
         with pytest.raises(ValueError, match="not to be set here"):
             runs.set_fields(store, "sorter", **{column: 1})
@@ -229,8 +232,8 @@ def test_attempts_are_numbered_and_their_first_end_counts(store: Store) -> None:
     runs.end_attempt(store, "sorter", 1, exit_code=None, signal=9, reason="lost")
     runs.end_attempt(store, "sorter", 1, exit_code=0, signal=None, reason="completed")
     first, second = runs.attempts(store, "sorter")
-    assert (first["signal"], first["reason"], second["resumed_from"], second["ended_at"]) == (9, "lost", 4, None)
-    assert runs.get(store, "sorter")["attempt"] == 2
+    assert (first.signal, first.reason, second.resumed_from, second.ended_at) == (9, "lost", 4, None)
+    assert runs.get(store, "sorter").attempt == 2
 
 
 def test_a_deleted_checkpoint_is_no_longer_offered(store: Store, tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ def test_a_deleted_checkpoint_is_no_longer_offered(store: Store, tmp_path: Path)
         checkpoint(writer, 2)
     ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
     checkpoints.mark_deleted(store, "sorter", 1, 1)
-    paths = [row["path"] for row in checkpoints.checkpoints(store, "sorter")]
+    paths = [row.path for row in checkpoints.checkpoints(store, "sorter")]
     assert paths == ["/runs/sorter/checkpoints/000002-a1"]
 
 
@@ -251,9 +254,9 @@ def test_pages_of_steps_join_without_gap_or_double(store: Store, tmp_path: Path)
             step(writer, number)
     ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
     first = metrics.steps(store, "sorter", limit=3)
-    rest = metrics.steps(store, "sorter", after=first[-1]["step"])
-    assert [row["step"] for row in first + rest] == list(range(1, 8))
-    assert first[0]["metrics"]["reward"] == 0.5
+    rest = metrics.steps(store, "sorter", after=first[-1].step)
+    assert [row.step for row in first + rest] == list(range(1, 8))
+    assert first[0].metrics["reward"] == 0.5
 
 
 def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(store: Store, tmp_path: Path) -> None:
@@ -262,9 +265,9 @@ def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(
         for number in range(1, 12):
             step(writer, number)
     ingest.ingest(store, "sorter", tmp_path / "journal.jsonl")
-    assert [row["step"] for row in metrics.sparse_steps(store, "sorter", 3)] == [3, 6, 9, 11]
-    assert [row["step"] for row in metrics.sparse_steps(store, "sorter", 3, limit=2)] == [3, 6, 11]
-    assert [row["step"] for row in metrics.sparse_steps(store, "sorter", 3, after=6)] == [9, 11]
+    assert [row.step for row in metrics.sparse_steps(store, "sorter", 3)] == [3, 6, 9, 11]
+    assert [row.step for row in metrics.sparse_steps(store, "sorter", 3, limit=2)] == [3, 6, 11]
+    assert [row.step for row in metrics.sparse_steps(store, "sorter", 3, after=6)] == [9, 11]
     assert metrics.sparse_steps(store, "sorter", 3, after=11) == []
     assert metrics.sparse_steps(store, "sorter", 2**62, after=2**63 - 1) == []
 
@@ -273,8 +276,8 @@ def test_sparse_steps_are_multiples_and_the_last_one_and_go_on_where_they_ended(
 def test_a_pool_goes_with_its_leases(store: Store) -> None:
     made = pools.upsert(store, "tiny-1", state="starting", model="builtin:tiny", mode="fused", device="cpu", pid=7)
     pools.lease(store, "tiny-1", "cpu", "run sorter")
-    assert pools.upsert(store, "tiny-1", state="ready") == made | {"state": "ready"}
-    assert [(row["device"], row["pool"]) for row in pools.leases(store)] == [("cpu", "tiny-1")]
+    assert pools.upsert(store, "tiny-1", state="ready") == structs.replace(made, state="ready")
+    assert [(row.device, row.pool) for row in pools.leases(store)] == [("cpu", "tiny-1")]
     pools.remove(store, "tiny-1")
     assert (pools.list_pools(store), pools.leases(store)) == ([], [])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lorad.cli.sweeps import stopped
 from lorad.daemon.context import Context
 from lorad.daemon.grid import axes_of, overridden_values, points_of
 from lorad.daemon.sweeps import Wish, halve, halving_of
@@ -18,6 +19,7 @@ from lorad.specs import Spec, convert
 from lorad.states import EndReason, Move
 from lorad.store import runs, sweeps
 from lorad.store.ingest import ingest
+from lorad.store.rows import Halving
 from tests.daemon_world import SPEC, Api, behave, open_context, serving, submit, until
 from tests.journals import begin, evaluation, step
 from tests.world import SMALL, world
@@ -134,8 +136,8 @@ def specs(count: int = 4, **sections: Any) -> list[Spec]:
 
 
 def test_rungs_are_powers_of_eta_down_to_one_run() -> None:
-    assert halving_of(Wish(), specs(8)) == {"eta": 2, "rungs": [5, 10, 20], "metric": "reward"}
-    assert halving_of(Wish(eta=3), specs(9, eval={"every": 2})) == {"eta": 3, "rungs": [4, 13], "metric": "eval"}
+    assert halving_of(Wish(), specs(8)) == Halving(2, [5, 10, 20], "reward")
+    assert halving_of(Wish(eta=3), specs(9, eval={"every": 2})) == Halving(3, [4, 13], "eval")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +158,10 @@ def test_a_halving_that_cannot_be_is_refused(wish: Wish, says: str) -> None:
 
 def test_no_rung_is_before_the_first_update() -> None:
     short = {"trainer": {"steps": 6}}
-    assert halving_of(Wish(), specs(8, **short))["rungs"] == [2, 3]
+    assert halving_of(Wish(), specs(8, **short)).rungs == [2, 3]
     ahead = specs(8, **short, rollout={"max_staleness": 2})
-    assert halving_of(Wish(metric="reward"), ahead)["rungs"] == [4]
-    assert halving_of(Wish(rungs=[1]), specs(8, eval={"every": 1}))["metric"] == "eval"
+    assert halving_of(Wish(metric="reward"), ahead).rungs == [4]
+    assert halving_of(Wish(rungs=[1]), specs(8, eval={"every": 1})).metric == "eval"
 
 
 @pytest.fixture
@@ -174,7 +176,7 @@ def racing(ctx: Context, metric: str, rungs: list[int], count: int = 4) -> list[
     """A sweep of running runs, without their drivers."""
     names = [f"s-{number}" for number in range(1, count + 1)]
     with ctx.store.write():
-        sweeps.create(ctx.store, "s", owner="me", grid={}, halving={"eta": 2, "rungs": rungs, "metric": metric})
+        sweeps.create(ctx.store, "s", owner="me", grid={}, halving=Halving(2, rungs, metric))
         for name in names:
             submit(ctx, name, eval={"every": 2})
             runs.set_fields(ctx.store, name, sweep="s")
@@ -186,7 +188,7 @@ def racing(ctx: Context, metric: str, rungs: list[int], count: int = 4) -> list[
 
 def went(ctx: Context, name: str, rewards: list[float], evals: dict[int, float] | None = None) -> None:
     """Steps with these rewards, and evaluations, in the journal and the store."""
-    path = Path(runs.get(ctx.store, name)["directory"]) / "journal.jsonl"
+    path = Path(runs.get(ctx.store, name).directory) / "journal.jsonl"
     with JournalWriter(path, name, 1) as writer:
         begin(writer)
         for number, reward in enumerate(rewards, 1):
@@ -197,7 +199,7 @@ def went(ctx: Context, name: str, rewards: list[float], evals: dict[int, float] 
 
 
 def rungs_of(ctx: Context) -> list[Any]:
-    return [(rung["step"], rung["kept"], rung["stopped"]) for rung in sweeps.get(ctx.store, "s")["rungs"]]
+    return [(rung.step, rung.kept, rung.stopped) for rung in sweeps.get(ctx.store, "s").rungs]
 
 
 def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -> None:
@@ -212,9 +214,9 @@ def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -
     halve(ctx)
     assert rungs_of(ctx) == [(2, [b, c], [a])]
     stopped = runs.get(ctx.store, a)
-    assert (stopped["state"], stopped["wanted"]) == ("stopping", "stop")
-    assert stopped["detail"] == "stopped by halving at step 2: 0.1, the best had 0.9"
-    assert runs.get(ctx.store, b)["state"] == "running"
+    assert (stopped.state, stopped.wanted) == ("stopping", "stop")
+    assert stopped.detail == "stopped by halving at step 2: 0.1, the best had 0.9"
+    assert runs.get(ctx.store, b).state == "running"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_a_decision_that_fails_half_way_stops_nobody(ctx: Context, monkeypatch: 
     monkeypatch.setattr("lorad.daemon.sweeps.shown", lambda score: 1 / 0)
     halve(ctx)
     assert "division by zero" in ctx.troubles.lines()[0]
-    assert rungs_of(ctx) == [] and {runs.get(ctx.store, name)["state"] for name in names} == {"running"}
+    assert rungs_of(ctx) == [] and {runs.get(ctx.store, name).state for name in names} == {"running"}
 
 
 async def test_halving_stops_runs_gracefully_and_says_why(home: Path) -> None:
@@ -267,7 +269,7 @@ async def test_halving_stops_runs_gracefully_and_says_why(home: Path) -> None:
         wish = {"eta": None, "rungs": [2], "metric": "reward"}
         await sweep(api, "seed=1,2", "eval.every=0", "trainer.steps=200", halving=wish)
         (found,) = await until_decided(api)
-        (kept,), (gone,) = found["rungs"][0]["kept"], found["rungs"][0]["stopped"]
+        (kept,), (gone,) = found.rungs[0].kept, found.rungs[0].stopped
         shown = await api.until(gone, "ended")
         assert (shown["reason"], shown["detail"][:33]) == ("stopped", "stopped by halving at step 2: 0.4")
         assert "steps" in shown["detail"].rpartition("; ")[2]
@@ -275,7 +277,7 @@ async def test_halving_stops_runs_gracefully_and_says_why(home: Path) -> None:
 
 
 async def until_decided(api: Api) -> Any:
-    return await until(lambda: [row for row in sweeps.sweeps(api.ctx.store) if row["rungs"]])
+    return await until(lambda: [row for row in sweeps.sweeps(api.ctx.store) if row.rungs])
 
 
 def test_a_sweep_from_the_command_line_to_its_table() -> None:
@@ -291,3 +293,11 @@ def test_a_sweep_from_the_command_line_to_its_table() -> None:
         early = made.lorad("sweep", spec, "seed=1,2", "--rungs", "1", "--metric", "reward", expect=2).stderr
         assert "before the first update" in early and "Begin with step 2" in early
         assert "several values" in made.lorad("sweep", spec, "trainer.lr=1", expect=2).stderr
+
+
+def test_the_table_reads_a_stop_off_its_rung() -> None:
+    rung = {"step": 2, "kept": ["s-2"], "stopped": ["s-1"], "scores": {"s-1": 0.1, "s-2": 0.9}}
+    run = {"name": "s-1", "reason": "stopped", "detail": "in other words"}
+    assert stopped({"rungs": [rung]}, run) == "stopped by halving at step 2: 0.1, the best had 0.9"
+    assert stopped({"rungs": []}, run) == "in other words"
+    assert stopped({"rungs": [rung]}, run | {"reason": "completed"}) == ""

@@ -20,6 +20,8 @@ from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
 from lorad.paths import Home
 from lorad.protocol.traffic import FILE, FILE_BYTES, WINDOW, Figures, Told
+from lorad.store import runs
+from lorad.store.rows import AliasRow
 from tests.daemon_world import finished, serving, until
 from tests.gateway_kit import World, entry, openai, running_gateway, write_table
 from tests.pool_kit import until as wait_until
@@ -209,7 +211,7 @@ async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> N
 
 
 async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "WANTED", "SELECT 1 WHERE 0")
+    monkeypatch.setattr(gateway, "is_anything_served", lambda store: False)
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
@@ -276,7 +278,10 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
     monkeypatch.setattr(traffic, "told_by", claims)
     async with serving(home) as api:
         monkeypatch.setattr(api.ctx, "system", True)
-        monkeypatch.setattr(traffic, "owners", lambda ctx: {"a": 4001, "b": 4002})
-        rows = [{"alias": "bot", "run": "a"}, {"alias": "other", "run": "b"}]
+        monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
+        rows = [
+            AliasRow(alias=alias, run=run, version=1, updated_at=0.0, owner_uid=0, sha256="", attested="", by=None)
+            for alias, run in (("bot", "a"), ("other", "b"))
+        ]
         told = await traffic.traffic_of(api.ctx, rows)
     assert told == {"bot": Figures(requests=4001), "other": Figures(requests=4002)}

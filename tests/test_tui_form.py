@@ -19,6 +19,7 @@ from lorad.tui.entries import entry, usual
 from lorad.tui.form import MORE, Source, command, draw_up, overrides, rebased
 from lorad.tui.spec_lines import DEFAULTS, Flat, flat, inner_text, nested, text_of, value_text
 from lorad.tui.templates import TEMPLATES
+from tests.journals import a_run
 
 HERE = Path("/here")
 ODD = [
@@ -138,7 +139,7 @@ def test_a_run_whose_paths_begin_nowhere_known_says_so() -> None:
 
 
 def test_show_tells_where_the_paths_of_a_run_begin(tmp_path: Path) -> None:
-    run = {"name": "a", "directory": str(tmp_path)}
+    run = a_run(directory=str(tmp_path))
     assert asked_in(run) is None
     facts = {"source": "x", "overrides": [], "model_path": "m", "model_dtype": "float32", "parameters": 1}
     (tmp_path / "request.json").write_bytes(msgspec.json.encode({"cwd": "/there", **facts}))

@@ -96,7 +96,7 @@ async def test_a_wrong_value_is_told_at_its_field_and_nothing_is_started() -> No
 
 async def test_a_refusal_of_the_daemon_leaves_the_form_as_it_is() -> None:
     def refuse(body: dict[str, Any]) -> dict[str, Any]:
-        raise SpecError("data: there is no file /x", hint="Look there.")
+        raise SpecError("there is no file /x", key="data", hint="Look there.")
 
     world = a_world()
     world.answers["POST runs"] = refuse

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lorad.errors import SpecError
-from lorad.spec_text import assigned, blamed, load_spec
+from lorad.errors import LoradError, SpecError
+from lorad.spec_text import assigned, load_spec
 from lorad.specs import convert
 from lorad.tui.entries import TOLD, entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, differing, flat, nested, text_of, words
@@ -78,7 +78,7 @@ def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
     try:
         load_spec(text_of(values))
     except SpecError as error:
-        key, told = blamed(error.message)
+        key, told = blamed(error)
         wrong.setdefault(key if texts.get(key) else MORE if more.strip() else "", named(key, told, error.hint))
     return Draft(values, wrong)
 
@@ -91,8 +91,13 @@ def read(key: str, text: str) -> tuple[Any, str]:
         value = entry(key).value(text)
         convert(nested({key: value}))
     except SpecError as error:
-        return value, named(key, blamed(error.message)[1], error.hint)
+        return value, named(key, blamed(error)[1], error.hint)
     return value, ""
+
+
+def blamed(error: LoradError) -> tuple[str, str]:
+    """The dotted key that an error blames and what is wrong with it; where it blames none, "" and its message."""
+    return (error.key, error.problem) if isinstance(error, SpecError) and error.key else ("", error.message)
 
 
 def named(key: str, told: str, hint: str) -> str:
@@ -155,6 +160,6 @@ def wrong_settings(overriding: Sequence[str]) -> str:
     try:
         convert(assigned({}, overriding))
     except SpecError as error:
-        key, told = blamed(error.message)
+        key, told = blamed(error)
         return "" if key == "reward" else named(key, told, error.hint)  # what a reward is, the run's spec tells as well
     return ""

@@ -46,12 +46,13 @@ def match_modules(
     adapter in any case, and may be excluded all the same.
     """
     if not shapes:
-        raise SpecError("lora.target_modules: there is no linear to put an adapter on", hint="use another model")
+        raise SpecError("there is no linear to put an adapter on", key="lora.target_modules", hint="use another model")
     wanted = _matched(shapes, target_modules, "lora.target_modules")
     excluded = _matched((*shapes, *others), exclude_modules, "lora.exclude_modules", may_lack=(HEAD, "output_layer"))
     if not wanted - excluded:
         raise SpecError(
-            f"lora.target_modules: no module is left of {_shown(target_modules)} without {_shown(exclude_modules)}",
+            f"no module is left of {_shown(target_modules)} without {_shown(exclude_modules)}",
+            key="lora.target_modules",
             hint=f"name other modules; there are {', '.join(_leaves(shapes))}",
         )
     return tuple(sorted(wanted - excluded))
@@ -83,7 +84,7 @@ def _matched(
     for entry in entries(modules):
         matches = {name for name in names if entry_matches(entry, name)}
         if not matches and entry not in may_lack:
-            raise SpecError(f"{key}: {entry!r} matches no linear of the model", hint=_advice(entry, names))
+            raise SpecError(f"{entry!r} matches no linear of the model", key=key, hint=_advice(entry, names))
         found |= matches
     return frozenset(found)
 

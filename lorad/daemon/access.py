@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from lorad.daemon.context import Context
 from lorad.daemon.identity import name_of
@@ -18,7 +18,25 @@ from lorad.daemon.request import Call, Caller
 from lorad.daemon.versions import find_version
 from lorad.errors import NotAllowed
 from lorad.store import aliases, runs
-from lorad.store.db import Row
+from lorad.store.rows import AliasRow, RunRow
+
+
+class Owned(Protocol):
+    """A row that somebody owns, as of a run or a sweep."""
+
+    @property
+    def owner_uid(self) -> int: ...
+
+
+class OfRun(Protocol):
+    """A row about a run, as of a version, an alias or an event."""
+
+    @property
+    def run(self) -> str | None: ...
+
+
+OwnedRow = TypeVar("OwnedRow", bound=Owned)
+RowOfRun = TypeVar("RowOfRun", bound=OfRun)
 
 
 class Access(StrEnum):
@@ -62,21 +80,21 @@ def subject_of(ctx: Context, call: Call) -> Subject | None:
     if run := named.get("run") or (None if named else call.text("run")):
         return of_run(runs.get(ctx.store, run))
     if version := named.get("version"):
-        return of_run(runs.get(ctx.store, find_version(ctx, version)["run"]))
+        return of_run(runs.get(ctx.store, find_version(ctx, version).run))
     if alias := aliases.find(ctx.store, named.get("alias", "")):
         return of_alias(ctx, alias)
     pool = ctx.pools.get(named.get("pool", ""))
     return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None
 
 
-def of_run(run: Row) -> Subject:
-    return Subject(f"run {run['name']}", run["owner_uid"])
+def of_run(run: RunRow) -> Subject:
+    return Subject(f"run {run.name}", run.owner_uid)
 
 
-def of_alias(ctx: Context, alias: Row) -> Subject:
+def of_alias(ctx: Context, alias: AliasRow) -> Subject:
     """One that was made when there were no owners belongs to that of the run that it serves."""
-    owner = alias["owner_uid"]
-    return Subject(f"alias {alias['alias']}", runs.get(ctx.store, alias["run"])["owner_uid"] if owner < 0 else owner)
+    owner = alias.owner_uid
+    return Subject(f"alias {alias.alias}", runs.get(ctx.store, alias.run).owner_uid if owner < 0 else owner)
 
 
 def refuse(ctx: Context, caller: Caller, subject: Subject, access: Access) -> None:
@@ -96,7 +114,7 @@ def must_own(ctx: Context, caller: Caller, *subjects: Subject) -> None:
         refuse(ctx, caller, subject, Access.OWN)
 
 
-def must_see(ctx: Context, caller: Caller, run: Row) -> Row:
+def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
     """The run. Raises NotAllowed."""
     refuse(ctx, caller, of_run(run), Access.READ)
     return run
@@ -118,25 +136,25 @@ def sees_all(ctx: Context, caller: Caller) -> bool:
     return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
 
 
-def seen(ctx: Context, caller: Caller, rows: Iterable[Row]) -> list[Row]:
-    """Of rows that have an owner_uid (of runs and sweeps), those that the caller may see."""
-    return [row for row in rows if sees(ctx, caller, row["owner_uid"])]
+def seen(ctx: Context, caller: Caller, rows: Iterable[OwnedRow]) -> list[OwnedRow]:
+    """The runs, or sweeps, that the caller may see."""
+    return [row for row in rows if sees(ctx, caller, row.owner_uid)]
 
 
-def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[Row]) -> list[Row]:
+def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[RowOfRun]:
     """Of rows that have a run (versions, aliases, events), those of runs that the caller may see; a run that is gone
     is nobody's."""
     if sees_all(ctx, caller):
         return list(rows)
-    mine = {row["name"] for row in ctx.store.rows("SELECT name FROM runs WHERE owner_uid = ?", (caller.uid,))}
-    return [row for row in rows if row["run"] in mine]
+    mine = {*runs.names(ctx.store, owner_uid=caller.uid)}
+    return [row for row in rows if row.run in mine]
 
 
-def seen_aliases(ctx: Context, caller: Caller) -> list[Row]:
+def seen_aliases(ctx: Context, caller: Caller) -> list[AliasRow]:
     """One's own, and those of runs that the caller may see."""
     rows = aliases.aliases(ctx.store)
-    by_run = {row["alias"] for row in seen_by_run(ctx, caller, rows)}
-    return [row for row in rows if row["alias"] in by_run or row["owner_uid"] == caller.uid]
+    by_run = {row.alias for row in seen_by_run(ctx, caller, rows)}
+    return [row for row in rows if row.alias in by_run or row.owner_uid == caller.uid]
 
 
 def admins(ctx: Context) -> str:

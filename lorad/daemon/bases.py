@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -11,25 +10,24 @@ from lorad.daemon.context import Context, request_of
 from lorad.daemon.pool import Pool
 from lorad.errors import Conflict
 from lorad.protocol.inputs import Input
-from lorad.store.db import Row
+from lorad.store import events
+from lorad.store.rows import RunRow
 
 KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # of what an attempt tells
 
 
-def bases_of(ctx: Context, run: Row) -> list[dict[str, Any]]:
+def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
     """What the attempts of a run told of their base, the newest first; without any, what came with its adapter."""
-    sql = "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC"
-    attempts = [json.loads(row["data"]) for row in ctx.store.rows(sql, (run["name"], run["created_at"]))]
+    attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at)
     told = [{key: attempt[key] for key in KEYS if key in attempt} for attempt in attempts]
     return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
 
 
-def inputs_of(ctx: Context, run: Row) -> dict[str, Input]:
+def inputs_of(ctx: Context, run: RunRow) -> dict[str, Input]:
     """Files that the newest attempt read, as they were when it began."""
-    sql = "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC LIMIT 1"
-    row = ctx.store.row(sql, (run["name"], run["created_at"]))
+    attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at, limit=1)
     try:
-        return msgspec.convert(json.loads(row["data"]).get("inputs", {}) if row else {}, dict[str, Input])
+        return msgspec.convert(attempts[0].get("inputs", {}) if attempts else {}, dict[str, Input])
     except msgspec.ValidationError:  # a journal that somebody wrote
         return {}
 
@@ -40,12 +38,12 @@ def base_in(pool: Pool) -> list[dict[str, Any]]:
     return [{"model_sha256": sha256}] if sha256 else []
 
 
-def refuse_other_base(ctx: Context, run: Row, pool: Pool) -> None:
+def refuse_other_base(ctx: Context, run: RunRow, pool: Pool) -> None:
     """Raises Conflict when the weight files of the pool's base are not those that the run's versions are made for."""
     known = [base["model_sha256"] for base in bases_of(ctx, run) if base.get("model_sha256")]
     for here in base_in(pool):
         if known and here["model_sha256"] not in known:
             raise Conflict(
-                f"the weights of {pool.setup.model} are not those that the versions of {run['name']} were made on",
-                hint=f"Put the model back; `lorad verify {run['name']}` tells more.",
+                f"the weights of {pool.setup.model} are not those that the versions of {run.name} were made on",
+                hint=f"Put the model back; `lorad verify {run.name}` tells more.",
             )

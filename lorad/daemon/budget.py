@@ -18,9 +18,10 @@ from lorad.daemon.disk import measure, used
 from lorad.daemon.prune import VERSION, Doomed, age, delete, is_free, listed
 from lorad.daemon.rubbish import everything, still
 from lorad.daemon.usage import LOOK_SECONDS
+from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 from lorad.text import size as in_words
 
 log = logging.getLogger("lorad.daemon")
@@ -81,36 +82,36 @@ async def paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
 
 def spare(ctx: Context) -> Iterator[Doomed]:
     """Of the run that ended first: the oldest samples, all but the newest; then versions; then of the next run."""
-    sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
-    names = [row["name"] for row in ctx.store.rows(sql, (AT_ONCE,))]
+    names = runs.names_first_ended(ctx.store, AT_ONCE)
     for name in names:
         for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
-            yield Doomed(name, path, "samples", "disk_budget: the oldest samples of ended runs go first")
+            yield Doomed(name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True)
     for name in names:
         yield from versions(ctx, runs.get(ctx.store, name))
 
 
-def versions(ctx: Context, run: Row) -> Iterator[Doomed]:
-    kept = {row["version"] for row in checkpoints(ctx.store, run["name"])} | {run["version"]}
+def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
+    kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
     for path in listed(run_dir(run).versions):
         if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_free(ctx, run, int(path.name)):
-            yield Doomed(run["name"], path, "version", "disk_budget: nothing refers to this version of an ended run")
+            why = "disk_budget: nothing refers to this version of an ended run"
+            yield Doomed(run.name, path, "version", why, True)
 
 
 def is_still_free(ctx: Context, item: Doomed) -> bool:
     """It took a while to measure it."""
     if item.kind not in ("version", "samples"):
         return bool(still(ctx, item.run, [item]))
-    row = ctx.store.row("SELECT state FROM runs WHERE name = ?", (item.run,))
-    if row is None or row["state"] != "ended" or not item.path.exists():
+    run = runs.find(ctx.store, item.run)
+    if run is None or run.state != RunState.ENDED or not item.path.exists():
         return False
-    return item.kind == "samples" or is_free(ctx, runs.get(ctx.store, item.run), int(item.path.name))
+    return item.kind == "samples" or is_free(ctx, run, int(item.path.name))
 
 
 def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
     """To the run, unless it is gone. What `lorad gc` would have deleted anyway stands in the log alone."""
-    spared = [(item, size) for item, size in items if item.why.startswith("disk_budget")]
-    if not spared or ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (run,)) is None:
+    spared = [(item, size) for item, size in items if item.for_budget]
+    if not spared or not runs.exists(ctx.store, run):
         return
     counts = defaultdict[str, int](int)
     for item, _ in spared:
@@ -133,4 +134,4 @@ def tell(ctx: Context, used: int, budget: int) -> None:
 
 def was_spared(ctx: Context, run: str) -> bool:
     """Whether some of its samples went for the disk budget."""
-    return ctx.store.row("SELECT 1 FROM events WHERE run = ? AND kind = ? LIMIT 1", (run, GONE)) is not None
+    return events.has_kind(ctx.store, run, GONE)

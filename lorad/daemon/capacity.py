@@ -35,6 +35,17 @@ class Need(Struct, frozen=True):
     memory: int = 0
 
 
+class Lack(Struct, frozen=True):
+    """What a pool does not have for a run.
+
+    says: what the pool has and what the run needs.
+    remedy: what the run's owner can change.
+    """
+
+    says: str
+    remedy: str
+
+
 def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
     """parameters: of the adapter, 0 when not known; reference: of the one that KL is measured against, whose slot has
     weights alone; dtype: of the pool."""
@@ -84,22 +95,21 @@ def versions_of(status: PoolStatus) -> set[str]:
     return {version for version in status.loaded if version.rpartition("@")[0] in here}
 
 
-def lacking(capacity: Capacity, need: Need) -> str:
-    """What keeps a run with `need` out, in words; "" when it fits. `capacity`: as promised."""
+def lacking(capacity: Capacity, need: Need) -> Lack | None:
+    """What keeps a run with `need` out; None when it fits. `capacity`: as promised."""
     if need.rank > capacity.max_rank:
-        return f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}"
+        return Lack(f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank")
+    remedy = "lower rollout.max_staleness or lora.rank"
     if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
-        return f"has room for {left or 'no'} more version{'' if left == 1 else 's'}, it needs {need.versions}"
+        plural = "" if left == 1 else "s"
+        return Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
     left = max(0, capacity.memory - capacity.memory_used)
     if capacity.memory and need.memory > left:
-        return f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter"
-    return ""
+        return Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
+    return None
 
 
 def impossible(capacity: Capacity, need: Need) -> str:
     """Why a run would not even fit if nobody else were there; "" when it would."""
     lack = lacking(replace(capacity, versions=0, memory_used=0), need)
-    return f"it can never run: an empty pool of its kind {lack}; {REMEDIES[lack.split()[0]]}" if lack else ""
-
-
-REMEDIES = {"takes": "lower lora.rank", "has": "lower rollout.max_staleness or lora.rank"}
+    return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""

@@ -10,12 +10,15 @@ from msgspec import Struct
 
 from lorad.adapters.directory import TEMPORARY
 from lorad.daemon.prune import REMOVED, VERSION, key_of, listed
-from lorad.daemon.relocate import corrected
+from lorad.daemon.relocate import corrected, place_of
 from lorad.paths import Home, RunDir
 from lorad.states import RunState
+from lorad.store import runs
 from lorad.store.check import Report, check
-from lorad.store.db import Reader, Row, Rows
-from lorad.store.versions import held_versions
+from lorad.store.checkpoints import ever_made_by_all, not_deleted
+from lorad.store.db import Reader, Rows
+from lorad.store.rows import RunRow
+from lorad.store.versions import held_versions, numbers
 
 MOST = 20  # of a kind are told one by one
 REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
@@ -50,7 +53,7 @@ def of_home(home: Home, runs_root: Path) -> Census:
     reader = Reader(home.database)
     try:
         with reader.at_once():
-            rows = {row["name"]: row for row in reader.rows("SELECT name, state, directory, version, spec FROM runs")}
+            rows = {row.name: row for row in runs.every(reader)}
             missing = [
                 *missing_directories(rows, runs_root),
                 *missing_versions(reader, rows),
@@ -67,62 +70,57 @@ def bounded(found: list[Finding]) -> list[Finding]:
     return [*found[:MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else found
 
 
-def is_there(run: Row) -> bool:
-    return Path(run["directory"]).is_dir()
+def is_there(run: RunRow) -> bool:
+    return Path(run.directory).is_dir()
 
 
-def missing_directories(rows: dict[str, Row], runs_root: Path) -> Iterator[Finding]:
+def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
     gone = [run for run in rows.values() if not is_there(run)]
-    moved = {run["name"] for run in gone if corrected(run, runs_root)}
+    moved = {run.name for run in gone if corrected(place_of(run), runs_root)}
     if moved:
         what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
         yield Finding(what, "`lorad daemon start` goes on with them there; one that works is to stop before.")
     for run in gone:
-        if run["name"] not in moved:
-            advice = f"Put it back, there or into {runs_root}, and start the daemon anew; `lorad rm {run['name']}`"
+        if run.name not in moved:
+            advice = f"Put it back, there or into {runs_root}, and start the daemon anew; `lorad rm {run.name}`"
             advice += " forgets the run."
-            yield Finding(f"run {run['name']}: its directory {run['directory']} is missing", advice)
+            yield Finding(f"run {run.name}: its directory {run.directory} is missing", advice)
 
 
-def missing_versions(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:
+def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """A pool may be writing the newest one of a run that works."""
     for version in held_versions(reader):
-        run, name = rows[version["run"]], f"{version['run']}@{version['version']}"
-        is_coming = RunState(run["state"]).is_active and run["version"] == version["version"]
-        if not is_there(run) or Path(version["path"]).is_dir() or is_coming:
+        run, name = rows[version.run], f"{version.run}@{version.version}"
+        is_coming = RunState(run.state).is_active and run.version == version.version
+        if not is_there(run) or Path(version.path).is_dir() or is_coming:
             continue
-        alias = next(iter(version["aliases"]), None)
+        alias = next(iter(version.aliases), None)
         held = f"served as {alias}" if alias else "pinned"
         instead = f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
-        yield Finding(f"{name} is {held}, and its files {version['path']} are missing", f"{instead}.")
+        yield Finding(f"{name} is {held}, and its files {version.path} are missing", f"{instead}.")
 
 
-def missing_checkpoints(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:
-    sql = (
-        "SELECT c.run, c.step, r.directory || '/' || c.path AS path FROM checkpoints c JOIN runs r ON r.name = c.run "
-        "WHERE c.lineage = 1 AND c.deleted_at IS NULL ORDER BY c.run, c.step"
-    )
-    for row in reader.rows(sql):
-        if is_there(rows[row["run"]]) and not Path(row["path"]).is_dir():
-            what = f"the checkpoint of run {row['run']} at step {row['step']} is missing: {row['path']}"
-            yield Finding(what, f"`lorad resume {row['run']} --from STEP` goes on from another one.")
+def missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+    for row in not_deleted(reader, lineage=True):
+        if is_there(rows[row.run]) and not Path(row.path).is_dir():
+            what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
+            yield Finding(what, f"`lorad resume {row.run} --from STEP` goes on from another one.")
 
 
-def unknown_runs(runs_root: Path, rows: dict[str, Row]) -> Iterator[Finding]:
+def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
             advice = f"If it was a run of this home, {REPAIR[0].lower()}{REPAIR[1:]} Else move it away, or delete it."
             yield Finding(f"no run of the database has its files in {path}", advice)
 
 
-def unknown_files(reader: Rows, rows: dict[str, Row]) -> Iterator[Finding]:
+def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Of runs that are over: what a run that works writes is on its way."""
-    known = {(row["run"], row["step"], row["attempt"]) for row in reader.rows("SELECT * FROM checkpoints")}
-    versions = {(row["run"], row["version"]) for row in reader.rows("SELECT run, version FROM versions")}
+    known, versions = ever_made_by_all(reader), numbers(reader)
     for name, run in rows.items():
-        if not RunState(run["state"]).is_over:
+        if not RunState(run.state).is_over:
             continue
-        directory = RunDir(Path(run["directory"]))
+        directory = RunDir(Path(run.directory))
         for path in listed(directory.checkpoints):
             if (key := key_of(path)) and (name, *key) not in known:
                 yield unknown(name, path, "checkpoint")

@@ -45,7 +45,8 @@ from lorad.spec_text import from_json
 from lorad.specs import Spec
 from lorad.states import EndReason, Move
 from lorad.store import runs
-from lorad.store.db import Row, Store
+from lorad.store.db import Store
+from lorad.store.rows import RunRow
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class Context:
     notes: Notes = field(default_factory=Notes)  # beside the locks of GPUs
     sights: Sights = field(default_factory=Sights)  # who computes on GPUs
     disks: Disks = field(default_factory=Disks)
-    active: tuple[int | None, list[Row]] = field(default=(None, []))  # of `tenants.py`, by `Store.changes`
+    active: tuple[int | None, list[RunRow]] = field(default=(None, []))  # of `tenants.py`, by `Store.changes`
     wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # of the queue, in one pass of `place.py`
     asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)  # by run, of `place.py`: from what, what
     troubles: Troubles = field(default_factory=Troubles)
@@ -167,25 +168,25 @@ class Context:
 
     def move(
         self, name: str, move: Move, *, reason: EndReason | None = None, detail: str = "", by: str = "daemon"
-    ) -> Row:
+    ) -> RunRow:
         """One move of a run, in the store and in the daemon's journal: both or neither."""
         with self.store.write():
             row = runs.move(self.store, name, move, reason=reason, detail=detail, by=by)
-            self.journal.append("move", name, by, move=move, state=row["state"], reason=reason, detail=detail)
+            self.journal.append("move", name, by, move=move, state=row.state, reason=reason, detail=detail)
         return row
 
 
-def run_dir(run: Row) -> RunDir:
-    return RunDir(Path(run["directory"]))
+def run_dir(run: RunRow) -> RunDir:
+    return RunDir(Path(run.directory))
 
 
-def attempt_dir(run: Row) -> AttemptDir:
+def attempt_dir(run: RunRow) -> AttemptDir:
     """Of the run's present attempt."""
-    return run_dir(run).attempt(run["attempt"])
+    return run_dir(run).attempt(run.attempt)
 
 
-def spec_of(run: Row) -> Spec:
-    return _parsed(run["spec"])
+def spec_of(run: RunRow) -> Spec:
+    return _parsed(run.spec)
 
 
 @lru_cache(maxsize=1024)
@@ -211,16 +212,16 @@ class Request(msgspec.Struct, frozen=True):
     reference: Reference | None = None
 
 
-def request_of(run: Row) -> Request:
+def request_of(run: RunRow) -> Request:
     """Raises StorageError. Who waits in the queue is looked at again and again: read when it changed."""
-    path = f"{run['directory']}/request.json"
+    path = f"{run.directory}/request.json"
     try:
         stat = os.stat(path)
         return _read(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = (
-            f"Put a backup of the file in its place. `lorad export {run['name']}@N DIRECTORY` still copies a version, "
-            f"and `lorad run {run['directory']}/spec.yaml --name NEW` starts the run anew."
+            f"Put a backup of the file in its place. `lorad export {run.name}@N DIRECTORY` still copies a version, "
+            f"and `lorad run {run.directory}/spec.yaml --name NEW` starts the run anew."
         )
         raise unreadable(Path(path), error, hint) from error
 

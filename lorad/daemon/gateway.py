@@ -18,17 +18,11 @@ from lorad.daemon.gateway_process import Gateway, is_up, keep, put_away
 from lorad.daemon.troubles import Item, each, guarded
 from lorad.paths import AttemptDir
 from lorad.protocol.listener import FOR_ALL
+from lorad.store.runs import owners_served
+from lorad.store.versions import is_anything_served
 
 UP_SECONDS = 15.0  # for its first answer
 UNWANTED_SECONDS = 600.0  # after which the gateway of an owner ends who has nothing to serve, and was not asked for
-WANTED = """
-SELECT 1 FROM aliases UNION ALL SELECT 1 FROM versions WHERE pinned = 1 UNION ALL SELECT 1 FROM runs WHERE serving = 1
-LIMIT 1
-"""
-OWNERS = """
-SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
-OR name IN (SELECT run FROM versions WHERE pinned = 1)
-"""
 
 
 def keep_gateways(ctx: Context) -> None:
@@ -50,14 +44,14 @@ def keep_gateways(ctx: Context) -> None:
 
 
 def is_wanted(ctx: Context) -> bool:
-    return ctx.store.row(WANTED) is not None
+    return is_anything_served(ctx.store)
 
 
 def owners_wanted(ctx: Context) -> set[int]:
     """Those who have something to serve, and those for whose versions somebody asked of late."""
     recent = time.monotonic() - UNWANTED_SECONDS
     asked = {uid for uid, at in ctx.gateways_asked.items() if at > recent}
-    return asked | {row["owner_uid"] for row in ctx.store.rows(OWNERS)}
+    return asked | owners_served(ctx.store)
 
 
 def owners_known(ctx: Context) -> set[int]:

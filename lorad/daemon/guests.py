@@ -23,13 +23,13 @@ from lorad.protocol.connection import Connection
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import has_chat_template
 from lorad.states import EndReason
-from lorad.store.db import Row
+from lorad.store.rows import RunRow, VersionRow
 
 POLL_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
-async def guest(ctx: Context, run: Row) -> AsyncIterator[Pool]:
+async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     """The pool of a run's base, up and answering, which stays so meanwhile. Raises Conflict (no device), PoolLost."""
     pool = await admitted(ctx, run)
     pool.guests += 1
@@ -41,7 +41,7 @@ async def guest(ctx: Context, run: Row) -> AsyncIterator[Pool]:
         ctx.waker.poke()
 
 
-async def admitted(ctx: Context, run: Row) -> Pool:
+async def admitted(ctx: Context, run: RunRow) -> Pool:
     """`pool_for`, when the idle pools that are in its way have stopped."""
     deadline = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
     while True:
@@ -54,7 +54,7 @@ async def admitted(ctx: Context, run: Row) -> Pool:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def pool_for(ctx: Context, run: Row) -> Pool:
+def pool_for(ctx: Context, run: RunRow) -> Pool:
     """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
@@ -63,13 +63,13 @@ def pool_for(ctx: Context, run: Row) -> Pool:
     setups = {devices: setup for devices, (setup, _) in setups_of(ctx, run).items()}
     devices, reason = room_for(ctx, setups)
     if devices is None:
-        raise Conflict(f"no device is free for {run['name']}'s base: {reason}", hint="Try again later.")
+        raise Conflict(f"no device is free for {run.name}'s base: {reason}", hint="Try again later.")
     pool = find_or_make(ctx, setups[devices])
     start_pool(ctx, pool)
     return pool
 
 
-def fits(ctx: Context, run: Row, pool: Pool) -> bool:
+def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
     """Whether the pool can serve versions of the run: with any number of threads, deterministic or not. False when none
     can: its files are gone, or its backend or its GPUs."""
     try:
@@ -92,7 +92,7 @@ async def ready(ctx: Context, pool: Pool) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def load(ctx: Context, pool: Pool, version: Row, *, keep: bool = False) -> Attestation:
+async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
     """Its verdict. Raises Conflict (its files are gone), and what the pool refuses; AttestationFailed among that."""
     await await_bytes(ctx, version)
     attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
@@ -102,12 +102,12 @@ async def load(ctx: Context, pool: Pool, version: Row, *, keep: bool = False) ->
     return attestation
 
 
-def call_load(ctx: Context, pool: Pool, version: Row, *, keep: bool) -> Attestation:
+def call_load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool) -> Attestation:
     """Runs in a thread."""
     return _attested(ctx, pool, "load_version", load_of(version, keep=keep))
 
 
-def call_attest_again(ctx: Context, pool: Pool, version: Row) -> Attestation:
+def call_attest_again(ctx: Context, pool: Pool, version: VersionRow) -> Attestation:
     """Of a version that is loaded. Runs in a thread."""
     return _attested(ctx, pool, "attest_again", load_of(version))
 
@@ -118,8 +118,8 @@ def _attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attesta
     return loaded.attestation
 
 
-def load_of(version: Row, *, keep: bool = False) -> LoadVersion:
-    return LoadVersion(name_of(version), version["path"], version["sha256"], keep)
+def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
+    return LoadVersion(name_of(version), version.path, version.sha256, keep)
 
 
 @contextlib.contextmanager
@@ -132,10 +132,10 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
         ctx.waiting.discard(connection)
 
 
-async def is_chat(ctx: Context, run: Row) -> bool:
+async def is_chat(ctx: Context, run: RunRow) -> bool:
     """Whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
     data = spec_of(run).data
-    learned = data.train not in TASKS or run["reason"] == EndReason.IMPORTED
+    learned = data.train not in TASKS or run.reason == EndReason.IMPORTED
     if data.chat_template != "auto" or not learned:
         return False
-    return await on_behalf(ctx, run["owner_uid"], has_chat_template, Path(request_of(run).model_path))
+    return await on_behalf(ctx, run.owner_uid, has_chat_template, Path(request_of(run).model_path))

@@ -19,13 +19,12 @@ from lorad.daemon.stacks import dump_stacks
 from lorad.daemon.troubles import Item, each, of_pool, of_run
 from lorad.paths import AttemptDir
 from lorad.protocol.heartbeat import read_beat
-from lorad.states import RunState
+from lorad.states import ACTIVE
 from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 
 LOOK_SECONDS = 2.0
-ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 def heal(ctx: Context) -> None:

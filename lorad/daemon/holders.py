@@ -19,10 +19,10 @@ from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
 from lorad.daemon.leases import Holder, Wanted
 from lorad.daemon.pool import Pool
-from lorad.daemon.processes import log_tail, read_status
+from lorad.daemon.processes import read_status
 from lorad.daemon.tenants import life_of, tenants_of, told
 from lorad.daemon.troubles import each, of_pool
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 from lorad.text import duration
 
 IDLE_JITTER = 5.0  # seconds
@@ -73,17 +73,16 @@ def lease_of(ctx: Context, device: Device) -> Holder | None:
 def holder(ctx: Context, pool: Pool) -> Holder:
     status = read_status(pool.attempt()) or {}
     uid = os.getuid() if pool.setup.owner < 0 else pool.setup.owner
-    what = doing(ctx, pool)
     return Holder(
         pool=pool.id,
         uid=uid,
         user=user_name(uid),
-        why=what[:300],
+        why=doing(ctx, pool)[:300],
         since=status.get("started_at") or ctx.started_at,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
         idle_timeout=None if pool.serves else leases.timeout_of(ctx, pool),
-        idle_since=idle_since(ctx, pool) if what == "idle" else None,
+        idle_since=idle_since(ctx, pool) if is_unused(ctx, pool) else None,
     )
 
 
@@ -96,6 +95,11 @@ def doing(ctx: Context, pool: Pool) -> str:
     if pool.serves:
         return f"serves {', '.join(sorted(pool.serves))}"
     return "answers a request" if pool.guests else "idle"
+
+
+def is_unused(ctx: Context, pool: Pool) -> bool:
+    """Nobody needs the pool, and it is not stopping yet."""
+    return pool.stop_asked is None and not (tenants_of(ctx, pool) or pool.serves or pool.guests)
 
 
 def idle_since(ctx: Context, pool: Pool) -> float:
@@ -116,12 +120,11 @@ def held_in_words(ctx: Context, device: Device) -> str:
     return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
 
-def was_beaten(ctx: Context, run: Row) -> bool:
+def was_beaten(ctx: Context, run: RunRow) -> bool:
     """The pool of an attempt never began, as a lock that was free when the run was placed was gone when it started."""
     life = life_of(ctx, run)
-    if life is None or life[1].phase != "vanished" or life[1].pid is not None:
-        return False
-    return "is locked by another process" in log_tail(life[0].log, 3)
+    status = read_status(life[0]) if life is not None else None
+    return status is not None and bool(status["locked"])
 
 
 def described(pid: int | None) -> str:

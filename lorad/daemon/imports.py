@@ -38,10 +38,10 @@ from lorad.paths import RunDir
 from lorad.protocol.calls import Attestation
 from lorad.protocol.journal import JournalWriter, VersionFact
 from lorad.specs import Spec, to_json
-from lorad.states import EndReason, Move
+from lorad.states import EndReason, Move, RunState
 from lorad.store import aliases, runs
-from lorad.store.db import Row
 from lorad.store.ingest import ingest
+from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import first_number, get_version, versions
 from lorad.trainers.setup import targets_of
 
@@ -65,38 +65,36 @@ class Import:
     files: Path
     known: bool
 
-    def row(self) -> Row:
+    def row(self) -> RunRow:
         """As if the run were there: what a pool is chosen by."""
-        spec, directory = to_json(self.spec).decode(), str(self.staged)
-        return {
-            "name": self.name,
-            "owner_uid": self.owner_uid,
-            "spec": spec,
-            "directory": directory,
-            "pool": None,
-            "attempt": 0,
-            "reason": EndReason.IMPORTED,
-        }
+        return RunRow(
+            name=self.name,
+            owner_uid=self.owner_uid,
+            state=RunState.ENDED,
+            reason=EndReason.IMPORTED,
+            spec=to_json(self.spec).decode(),
+            directory=str(self.staged),
+        )
 
-    def version(self) -> Row:
+    def version(self) -> VersionRow:
         """As if it were there: what a pool loads."""
-        version = {"run": self.name, "version": self.number, "path": str(self.files), "sha256": self.sha256}
-        return version | {"owner_uid": self.owner_uid}
+        path, sha256 = str(self.files), self.sha256
+        return VersionRow(run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid)
 
 
 def refuse_taken(ctx: Context, name: str, model: str) -> None:
     """Raises SpecError, or Conflict: the name means something else already."""
     aliases.check_name(name)
-    if (alias := aliases.find(ctx.store, name)) and alias["run"] != name:
+    if (alias := aliases.find(ctx.store, name)) and alias.run != name:
         hint = f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
-        raise Conflict(f"alias {name} serves {alias['run']}@{alias['version']}", hint=hint)
-    run = ctx.store.row("SELECT reason, spec FROM runs WHERE name = ?", (name,))
+        raise Conflict(f"alias {name} serves {alias.run}@{alias.version}", hint=hint)
+    run = runs.find(ctx.store, name)
     if run is None:
         return
     other = "Choose another name for the adapter."
-    if run["reason"] != EndReason.IMPORTED:
+    if run.reason != EndReason.IMPORTED:
         raise Conflict(f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions.")
-    if (theirs := msgspec.json.decode(run["spec"])["model"]["path"]) != model:
+    if (theirs := msgspec.json.decode(run.spec)["model"]["path"]) != model:
         hint = f"{other} `lorad rm {name}` removes the one that is there."
         raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
 
@@ -141,13 +139,13 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
     """
     name, sha256 = str(spec.name), await asyncio.to_thread(adapter.digest)
-    if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+    if not runs.exists(ctx.store, name):
         refuse_used(ctx, spec)
-    alike = [row for row in versions(ctx.store, name) if row["sha256"] == sha256]
+    alike = [row for row in versions(ctx.store, name) if row.sha256 == sha256]
     same = await on_behalf(ctx, uid, lambda: [row for row in alike if is_alike(row, adapter.config)])
-    number = same[-1]["version"] if same else next_number(ctx, name, uid)
+    number = same[-1].version if same else next_number(ctx, name, uid)
     staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
-    files = Path(same[-1]["path"]) if same else RunDir(staged).version(number)
+    files = Path(same[-1].path) if same else RunDir(staged).version(number)
     source = Path(request.source)
     made = Import(name, uid, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
     try:
@@ -162,10 +160,10 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     return made
 
 
-def is_alike(version: Row, config: AdapterConfig) -> bool:
+def is_alike(version: VersionRow, config: AdapterConfig) -> bool:
     """Whether its files are there and mean what `config` does: a digest is of tensors only."""
     try:
-        there = json.loads((Path(version["path"]) / CONFIG).read_bytes())
+        there = json.loads((Path(version.path) / CONFIG).read_bytes())
         return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)
     except (OSError, ValueError, KeyError):
         return False
@@ -186,11 +184,11 @@ def next_number(ctx: Context, name: str, uid: int) -> int:
     return max([first_number(ctx.store, name), *(1 + int(number) for number in seen)])
 
 
-def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller, pool: Pool) -> Row:
+def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller, pool: Pool) -> VersionRow:
     """The version is a fact, and served from now on: its row. No await."""
-    run = ctx.store.row("SELECT name FROM runs WHERE name = ?", (made.name,))
+    is_there = runs.exists(ctx.store, made.name)
     directory = make_directory(ctx, made.spec, "", replace(made.request, bases=base_in(pool)))
-    if run is None:
+    if not is_there:
         enter(ctx, made, directory, caller)
     if not made.known:
         record(ctx, made, attestation)
@@ -214,7 +212,7 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
     final = run_dir(run).version(made.number)
     if final.exists():
         raise Conflict(f"{final} exists already and is never replaced", hint="Serve it again: it gets another number.")
-    user = ctx.user(run["owner_uid"])
+    user = ctx.user(run.owner_uid)
     make_run(run_dir(run), user)
     final.parent.mkdir(exist_ok=True)
     made.files.rename(final)
@@ -222,7 +220,7 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
     fact = VersionFact(
         version=made.number,
         sha256=made.sha256,
-        parent=run["version"],
+        parent=run.version,
         path=str(final.relative_to(run_dir(run).root)),
         rank=made.spec.lora.rank,
         alpha=made.spec.lora.alpha,
@@ -232,6 +230,6 @@ def record(ctx: Context, made: Import, attestation: Attestation) -> None:
         delivered_sha256=attestation.delivered_sha256,
     )
     refuse_strange_journal(run_dir(run), user)
-    with as_user(user), JournalWriter(run_dir(run).journal, made.name, run["attempt"]) as journal:
+    with as_user(user), JournalWriter(run_dir(run).journal, made.name, run.attempt) as journal:
         journal.append("version", 0, fact)
     ingest(ctx.store, made.name, run_dir(run).journal)

@@ -18,11 +18,12 @@ from lorad.daemon.disks import bytes_of
 from lorad.daemon.holders import user_name
 from lorad.daemon.pool import Pool
 from lorad.daemon.request import Caller
-from lorad.daemon.tenants import ACTIVE, tenants_of
+from lorad.daemon.tenants import tenants_of
 from lorad.errors import NotAllowed
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.specs import Spec
-from lorad.store.db import Row
+from lorad.store import runs
+from lorad.store.rows import RunRow
 from lorad.text import size
 
 MEASURE_SECONDS = 60.0
@@ -37,28 +38,22 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
     raise NotAllowed(f"resources.priority is {asked}; {caller.name}'s runs may have {most} at most", hint=hint)
 
 
-def over_limit(ctx: Context, run: Row) -> str:
+def over_limit(ctx: Context, run: RunRow) -> str:
     """Which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
-    limit, user = ctx.config.queue.limit_of(run["owner"]), run["owner"]
-    if limit.runs is not None and (working := working_runs(ctx, run["owner_uid"])) >= limit.runs:
+    limit, user = ctx.config.queue.limit_of(run.owner), run.owner
+    if limit.runs is not None and (working := runs.count_active(ctx.store, run.owner_uid)) >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
     return over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
 
 
-def working_runs(ctx: Context, uid: int) -> int:
-    marks = ", ".join("?" for _ in ACTIVE)
-    sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
-    return int((ctx.store.row(sql, (uid, *ACTIVE)) or {"runs": 0})["runs"])
-
-
-def over_disk(ctx: Context, run: Row, limit: int) -> str:
+def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     measure(ctx)
-    used = ctx.disks.used.get(run["owner_uid"])
+    used = ctx.disks.used.get(run.owner_uid)
     if used is None:
-        return f"looks how much {run['owner']}'s runs take on disk"
+        return f"looks how much {run.owner}'s runs take on disk"
     if used < limit:
         return ""
-    return f"{run['owner']}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
+    return f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
 
 
 def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str) -> tuple[str, list[Pool]]:
@@ -85,20 +80,16 @@ def is_used(ctx: Context, pool: Pool) -> bool:
     return pool.process.is_up or bool(tenants_of(ctx, pool))
 
 
-def user_of(run: Row | None, setup: PoolSetup) -> str:
-    return str(run["owner"]) if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
+def user_of(run: RunRow | None, setup: PoolSetup) -> str:
+    return str(run.owner) if run is not None else user_name(setup.owner if setup.owner >= 0 else os.getuid())
 
 
 def measure(ctx: Context) -> None:
     """Begin to measure, unless that was done in the last minute or is under way."""
     if ctx.disks.is_measured or time.monotonic() - ctx.disks.at < MEASURE_SECONDS:
         return
-    rows = ctx.store.rows("SELECT owner_uid, directory FROM runs")
-    directories: dict[int, list[Path]] = {}
-    for row in rows:
-        directories.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
     ctx.disks.is_measured = True
-    ctx.spawn(measured(ctx, directories))
+    ctx.spawn(measured(ctx, runs.directories(ctx.store)))
 
 
 async def measured(ctx: Context, directories: dict[int, list[Path]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from lorad.errors import Conflict, SpecError, StorageError
 from lorad.paths import RunDir
 from lorad.specs import Spec, to_json
 from lorad.store import events, runs
+from lorad.store.rows import RunRow
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
@@ -41,8 +41,7 @@ def expanded(path: str, user: User | None) -> Path:
 
 
 def fresh_name(ctx: Context) -> str:
-    row = ctx.store.row("SELECT count(*) AS runs FROM runs") or {"runs": 0}
-    number = row["runs"] + 1
+    number = ctx.store.count("runs") + 1
     while (ctx.runs_root / (name := generate_name(number))).exists():
         number += 1
     return name
@@ -50,10 +49,9 @@ def fresh_name(ctx: Context) -> str:
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
     """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore them."""
-    if row := ctx.store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (spec.name,)):
-        other = "" if row["name"] == spec.name else ", and capitals alone do not tell two runs apart"
-        hint = f"Choose another name, or `lorad rm {row['name']}`."
-        raise Conflict(f"there is a run named {row['name']}{other}", hint=hint)
+    if there := runs.name_in_use(ctx.store, str(spec.name)):
+        other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
+        raise Conflict(f"there is a run named {there}{other}", hint=f"Choose another name, or `lorad rm {there}`.")
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():
         raise Conflict(
@@ -76,7 +74,7 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     return directory
 
 
-def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> dict[str, Any]:
+def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> RunRow:
     """The row, and what the preflight warned of as the run's first events."""
     with ctx.store.write():
         row = runs.create(
@@ -90,8 +88,8 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
             priority=spec.resources.priority,
         )
         for warning in warnings:
-            events.append(ctx.store, row["name"], "warning", {"message": warning})
-        ctx.journal.append("created", row["name"], caller.name, directory=str(directory), time=time.time())
+            events.append(ctx.store, row.name, "warning", {"message": warning})
+        ctx.journal.append("created", row.name, caller.name, directory=str(directory), time=time.time())
     return row
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from msgspec import Struct
+
+from lorad.store.metrics import StepTotals
 
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 FOLLOWED = "/v1/events"
@@ -29,19 +30,6 @@ class Histogram:
         self.counts[next((n for n, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))] += 1
 
 
-class Totals(Struct, frozen=True):
-    """Of all rows of `steps` up to a rowid."""
-
-    rowid: int = 0
-    steps: int = 0
-    tokens: float = 0.0
-    seconds: float = 0.0
-    published: int = 0
-    publish_seconds: float = 0.0
-    failed_rewards: float = 0.0
-    skipped_updates: float = 0.0
-
-
 @dataclass
 class Meter:
     """answers: by method and status. requests: how long they took, but for events, which are followed for ever."""
@@ -51,7 +39,7 @@ class Meter:
     swaps: Histogram = field(default_factory=Histogram)
     failed_swaps: int = 0
     followers: int = 0
-    totals: Totals = field(default_factory=Totals)
+    totals: StepTotals = field(default_factory=StepTotals)
 
 
 def metered(meter: Meter) -> Middleware:

@@ -8,24 +8,25 @@ at most, those of ALIASES aliases, and only where everybody may see every run.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 from msgspec import Struct
 
 import lorad
 from lorad.daemon.context import Context
-from lorad.daemon.meter import BOUNDS, Histogram, Totals
+from lorad.daemon.meter import BOUNDS, Histogram
 from lorad.daemon.traffic import traffic_of
 from lorad.protocol.traffic import Figures
 from lorad.states import RunState
+from lorad.store import runs
 from lorad.store.aliases import aliases
 from lorad.store.db import Rows
+from lorad.store.events import last_id
+from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RUNS = 50
@@ -47,7 +48,7 @@ NONE: Labels = {}
 class Read(Struct, frozen=True):
     """What the database says."""
 
-    totals: Totals
+    totals: StepTotals
     states: dict[str, int]
     attempts: dict[str, int]
     waits: list[float]  # seconds of those in the queue
@@ -65,57 +66,30 @@ async def exposition(ctx: Context) -> str:
     return "".join(f"{line}\n" for line in (*lines(ctx, found), *of_traffic(traffic)))
 
 
-def read(rows: Rows, before: Totals) -> Read:
-    states = {row["state"]: row["n"] for row in rows.rows("SELECT state, count(*) AS n FROM runs GROUP BY state")}
-    sql = "SELECT coalesce(reason, '') AS reason, count(*) AS n FROM attempts WHERE ended_at IS NOT NULL GROUP BY 1"
+def read(rows: Rows, before: StepTotals) -> Read:
+    states = runs.count_by_state(rows)
     return Read(
-        add(rows, before),
-        {state: states.get(state, 0) for state in RunState},
-        {row["reason"] or "unknown": row["n"] for row in rows.rows(sql)},
-        list(waits(rows)),
-        dict(lags(rows)),
-        **{table: rows.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in ("versions", "aliases")},
-        events=rows.rows("SELECT coalesce(max(id), 0) AS n FROM events")[0]["n"],
+        totals=add_new_steps(rows, before),
+        states={state: states.get(state, 0) for state in RunState},
+        attempts=ended_attempts(rows),
+        waits=list(waits(rows)),
+        lags=dict(lags(rows)),
+        versions=rows.count("versions"),
+        aliases=rows.count("aliases"),
+        events=last_id(rows),
     )
-
-
-def add(rows: Rows, before: Totals) -> Totals:
-    """With the steps that are new. Rows of a run that was removed meanwhile still count."""
-    newest = rows.rows("SELECT coalesce(max(rowid), 0) AS n FROM steps")[0]["n"]
-    if newest <= before.rowid:
-        return msgspec.structs.replace(before, rowid=newest)
-    sql = (
-        "SELECT count(*) AS steps, total(json_extract(metrics, '$.tokens')) AS tokens, "
-        "total(json_extract(metrics, '$.seconds')) AS seconds, count(json_extract(metrics, '$.seconds_publish')) "
-        "AS published, total(json_extract(metrics, '$.seconds_publish')) AS publish_seconds, "
-        "total(json_extract(metrics, '$.failed_rewards')) AS failed_rewards, "
-        "total(json_extract(metrics, '$.skipped_updates')) AS skipped_updates FROM steps WHERE rowid > ?"
-    )
-    (more,) = rows.rows(sql, (before.rowid,))
-    return Totals(newest, **{key: getattr(before, key) + value for key, value in more.items()})
-
-
-def waits(rows: Rows) -> Iterator[float]:
-    last = "SELECT at FROM events WHERE run = ? AND kind = 'state' ORDER BY id DESC LIMIT 1"
-    for run in rows.rows("SELECT name, created_at FROM runs WHERE state = 'queued'"):
-        since = (rows.row(last, (run["name"],)) or {"at": run["created_at"]})["at"]
-        yield max(0.0, time.time() - since)
 
 
 def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
     """By the size of the journal, and by its age against that of the newest event."""
-    sql = (
-        'SELECT r.name, r.directory, coalesce(o."offset", 0) AS place FROM runs r LEFT JOIN journal_offsets o '
-        "ON o.run = r.name WHERE r.state IN ('starting', 'running', 'stopping')"
-    )
-    for run in rows.rows(sql):
+    for reading in readings(rows):
         try:
-            journal = (Path(run["directory"]) / "journal.jsonl").stat()
+            journal = (Path(reading.directory) / "journal.jsonl").stat()
         except OSError:
             continue
-        behind = max(0, journal.st_size - run["place"])
-        newest = rows.row("SELECT at FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", (run["name"],))
-        yield run["name"], (behind, max(0.0, journal.st_mtime - newest["at"]) if behind and newest else 0.0)
+        behind = max(0, journal.st_size - reading.offset)
+        is_late = behind and reading.newest is not None
+        yield reading.run, (behind, max(0.0, journal.st_mtime - (reading.newest or 0.0)) if is_late else 0.0)
 
 
 def lines(ctx: Context, found: Read) -> Iterator[str]:

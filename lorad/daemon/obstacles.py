@@ -17,7 +17,7 @@ from lorad.daemon.pools import look_at_process
 from lorad.daemon.tenants import need_of_run, room_in, tenants_of, told
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.states import RunState
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 Devices = tuple[Device, ...]
 SHORT_SECONDS = 0.5
@@ -32,9 +32,9 @@ class Claim:
     devices: Devices
     alone: bool
 
-    def holds_up(self, run: Row, devices: Devices) -> bool:
+    def holds_up(self, run: RunRow, devices: Devices) -> bool:
         """Whether `run`, which comes after it, may not have the devices before it."""
-        return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run["priority"])
+        return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run.priority)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Obstacle:
     barred: bool = False
 
 
-def passed(devices: Devices, run: Row | None, claims: Sequence[Claim]) -> Obstacle | None:
+def passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Obstacle | None:
     """The run before this one that must not be passed."""
     first = next((claim for claim in claims if run is not None and claim.holds_up(run, devices)), None)
     if first is None:
@@ -64,13 +64,13 @@ def passed(devices: Devices, run: Row | None, claims: Sequence[Claim]) -> Obstac
     return Obstacle(f"run {first.run} is next on {names}, when {when}", claim=None, barred=True)
 
 
-def limited(ctx: Context, setup: PoolSetup, devices: Devices, run: Row | None) -> Obstacle | None:
+def limited(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
     """The limit of devices of the pool's owner, whose idle pools give way."""
     reason, idle = over_devices(ctx, setup, devices, user_of(run, setup))
     return Obstacle(reason, idle=idle, claim=None, barred=True) if reason else None
 
 
-def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: Row | None = None) -> Obstacle | None:
+def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None = None) -> Obstacle | None:
     """What keeps a pool of `setup`, with `run` in it, from having the devices now."""
     holders = pools_on(ctx, devices)
     for pool in holders:
@@ -94,16 +94,16 @@ def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: Row | None =
     return None
 
 
-def busy(pool: Pool, tenants: list[Row], run: Row | None) -> Obstacle:
+def busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
     """A pool of another kind with runs in it. Those that leave anyway need not be asked."""
-    leaving = all(tenant["state"] == RunState.STOPPING for tenant in tenants)
-    if run is not None and any(tenant["preempted"] == run["name"] for tenant in tenants):
+    leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
+    if run is not None and any(tenant.preempted == run.name for tenant in tenants):
         return Obstacle(f"{told(tenants)} {stops(tenants)} to make room on {', '.join(pool.setup.names)}", soon=leaving)
     end = "it ends" if len(tenants) == 1 else "they end"
     return Obstacle(f"pool {pool.id} is busy with {told(tenants)}; starts when {end}", soon=leaving)
 
 
-def stops(tenants: Sequence[Row]) -> str:
+def stops(tenants: Sequence[RunRow]) -> str:
     return "stops at its next step" if len(tenants) == 1 else "stop at their next steps"
 
 
@@ -121,18 +121,18 @@ def by_others(ctx: Context, devices: Devices, holders: Sequence[Pool]) -> Obstac
     return Obstacle("; ".join(reasons), claim=None if is_known else True, soon=not is_known, parts=reasons)
 
 
-def crowding(ctx: Context, pool: Pool, run: Row, need: Need) -> Obstacle | None:
+def crowding(ctx: Context, pool: Pool, run: RunRow, need: Need) -> Obstacle | None:
     """What the runs in a pool of the right kind leave no room for."""
     tenants = tenants_of(ctx, pool)
     found = crowded(ctx, pool, tenants, run, need)
-    going = [tenant for tenant in tenants if tenant["preempted"] == run["name"]]
+    going = [tenant for tenant in tenants if tenant.preempted == run.name]
     if found is None or not going:
         return found
     return replace(found, reason=f"{told(going)} {stops(going)} to make room in pool {pool.id}", soon=True)
 
 
-def crowded(ctx: Context, pool: Pool, tenants: list[Row], run: Row, need: Need) -> Obstacle | None:
-    leaving = any(tenant["state"] == RunState.STOPPING for tenant in tenants)
+def crowded(ctx: Context, pool: Pool, tenants: list[RunRow], run: RunRow, need: Need) -> Obstacle | None:
+    leaving = any(tenant.state == RunState.STOPPING for tenant in tenants)
     alone_there = next((tenant for tenant in tenants if spec_of(tenant).resources.exclusive), None)
     if alone_there is not None:
         reason = f"{told([alone_there])} has pool {pool.id} for itself; starts when it ends"
@@ -140,10 +140,10 @@ def crowded(ctx: Context, pool: Pool, tenants: list[Row], run: Row, need: Need) 
     there = "is" if len(tenants) == 1 else "are"
     if tenants and spec_of(run).resources.exclusive:
         reason = f"it is to have pool {pool.id} for itself (resources.exclusive); {told(tenants)} {there} in it"
-        return Obstacle(reason, soon=all(tenant["state"] == RunState.STOPPING for tenant in tenants))
+        return Obstacle(reason, soon=all(tenant.state == RunState.STOPPING for tenant in tenants))
     lack = lacking(room_in(ctx, pool), need)
     count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {there} in it"
-    return Obstacle(f"pool {pool.id} {lack}; {count}", claim=False, soon=leaving) if lack else None
+    return Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=leaving) if lack else None
 
 
 def pools_on(ctx: Context, devices: Devices) -> list[Pool]:

@@ -33,7 +33,7 @@ from lorad.runtime import Why
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row
+from lorad.store.rows import QueuedRow, RunRow
 
 Asked = dict[Devices, tuple[PoolSetup, Why]]
 MOST_ASKED = 4096  # runs
@@ -45,39 +45,39 @@ FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
 def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
     queue = in_turn(ctx)
-    head = [runs.get(ctx.store, waiting["name"]) for waiting in queue[:LOOKED_AT]]
+    head = [runs.get(ctx.store, run.name) for run in queue[:LOOKED_AT]]
     ctx.wishes = {}
 
-    def place_queued(ctx: Context, run: Row) -> None:
+    def place_queued(ctx: Context, run: RunRow) -> None:
         place_run(ctx, run, claims)
 
     try:
         each(ctx, place_queued, head, of_run)
     finally:
         ctx.wishes = None
-    if far_back := [run["name"] for run in queue[LOOKED_AT:] if run["waiting"] != FAR_BACK]:
+    if far_back := [run.name for run in queue[LOOKED_AT:] if run.waiting != FAR_BACK]:
         with ctx.store.write():
             for name in far_back:
                 runs.set_fields(ctx.store, name, waiting=FAR_BACK)
 
 
-def in_turn(ctx: Context) -> list[Row]:
+def in_turn(ctx: Context) -> list[QueuedRow]:
     """The queue in its order: by priority; then owners take turns of TURN runs each, whoever had none for longest
-    first; then by age. So nobody waits until all runs of somebody else are over. Rows as `runs.queue` has them.
+    first; then by age. So nobody waits until all runs of somebody else are over.
     """
     queued = runs.queue(ctx.store)
-    if len({run["owner_uid"] for run in queued}) < 2:
+    if len({run.owner_uid for run in queued}) < 2:
         return queued
-    ahead, latest = Counter(run["owner_uid"] for run in active_runs(ctx)), runs.latest_starts(ctx.store)
+    ahead, latest = Counter(run.owner_uid for run in active_runs(ctx)), runs.latest_starts(ctx.store)
     turns = []
     for run in queued:
-        owner = run["owner_uid"]
-        turns.append((-run["priority"], ahead[owner] // TURN, latest.get(owner, 0.0)))
+        owner = run.owner_uid
+        turns.append((-run.priority, ahead[owner] // TURN, latest.get(owner, 0.0)))
         ahead[owner] += 1
     return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
 
 
-def place_run(ctx: Context, run: Row, claims: list[Claim]) -> None:
+def place_run(ctx: Context, run: RunRow, claims: list[Claim]) -> None:
     """Give a queued run a pool, or say what it waits for."""
     try:
         waiting = wait_for_restart(ctx, run) or over_limit(ctx, run) or place(ctx, run, claims)
@@ -85,16 +85,16 @@ def place_run(ctx: Context, run: Row, claims: list[Claim]) -> None:
         waiting = f"its files cannot be read: {error}"
     except LoradError as error:
         waiting = error.message
-    if waiting and waiting != run["waiting"]:
-        runs.set_fields(ctx.store, run["name"], waiting=waiting)
+    if waiting and waiting != run.waiting:
+        runs.set_fields(ctx.store, run.name, waiting=waiting)
 
 
-def place(ctx: Context, run: Row, claims: list[Claim]) -> str:
+def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
     """Begin an attempt of `run` in a pool, or end it if none can ever take it: ""; else in words what it waits for."""
     found = setups_of(ctx, run)
     setups = {devices: setup for devices, (setup, _) in found.items()}
     if never := never_fits(ctx, run, setups):
-        ctx.move(run["name"], Move.END, reason=EndReason.FAILED, detail=never)
+        ctx.move(run.name, Move.END, reason=EndReason.FAILED, detail=never)
         return ""
     devices, waiting = room_for(ctx, setups, run, claims)
     if devices is not None:
@@ -104,7 +104,7 @@ def place(ctx: Context, run: Row, claims: list[Claim]) -> str:
     return waiting
 
 
-def groups(ctx: Context, run: Row) -> list[Devices]:
+def groups(ctx: Context, run: RunRow) -> list[Devices]:
     """Where a run could go: neighbours, as many as it needs. On the CPU all ranks share one. Raises SpecError."""
     count = 1 if ctx.devices[0].is_cpu else spec_of(run).gpus
     if count > len(ctx.devices):
@@ -112,34 +112,34 @@ def groups(ctx: Context, run: Row) -> list[Devices]:
     return [tuple(ctx.devices[first : first + count]) for first in range(len(ctx.devices) - count + 1)]
 
 
-def setups_of(ctx: Context, run: Row) -> Asked:
+def setups_of(ctx: Context, run: RunRow) -> Asked:
     """The pool that a run is to have, wherever it could go, and why that many threads. Raises SpecError."""
     return {devices: offered(ctx, run, devices, *asked) for devices, asked in asked_of(ctx, run).items()}
 
 
-def asked_of(ctx: Context, run: Row) -> Asked:
+def asked_of(ctx: Context, run: RunRow) -> Asked:
     """Of `asked_by`, for all devices. Who waits in the queue is looked at again and again: made when what it is made of
     changed."""
-    settings = run["spec"], run["owner_uid"], request_of(run), fixed_threads(ctx, run)
+    settings = run.spec, run.owner_uid, request_of(run), fixed_threads(ctx, run)
     made_of = (*settings, ctx.machine(), ctx.config, *ctx.devices)
-    before, found = ctx.asked.get(run["name"], (None, {}))
+    before, found = ctx.asked.get(run.name, (None, {}))
     if before == made_of:
         return found
     if len(ctx.asked) > MOST_ASKED:
         ctx.asked.clear()
     found = {devices: asked_by(ctx, run, devices) for devices in groups(ctx, run)}
-    ctx.asked[run["name"]] = made_of, found
+    ctx.asked[run.name] = made_of, found
     return found
 
 
-def offered(ctx: Context, run: Row, devices: Devices, setup: PoolSetup, why: Why) -> tuple[PoolSetup, Why]:
+def offered(ctx: Context, run: RunRow, devices: Devices, setup: PoolSetup, why: Why) -> tuple[PoolSetup, Why]:
     """For a run that asks for `setup`. A warm pool's threads are taken where only the load decides.
 
     Servers may take more than the run needs, of a warm pool or of the one that it had.
     """
     for pool in ctx.pools.values():
         is_warm = pool.stop_asked is None and (pool.process.is_up or bool(tenants_of(ctx, pool)))
-        if pool.setup.takes(setup) and (is_warm or pool.id == run["pool"]):
+        if pool.setup.takes(setup) and (is_warm or pool.id == run.pool):
             return msgspec.structs.replace(setup, server=pool.setup.server), why
         free = msgspec.structs.replace(setup, threads=pool.setup.threads)
         if is_warm and why.source == "load" and pool.setup.takes(free):
@@ -148,7 +148,7 @@ def offered(ctx: Context, run: Row, devices: Devices, setup: PoolSetup, why: Why
     return for_the_queue(ctx, setup, devices), why
 
 
-def asked_by(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
+def asked_by(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
     """The least pool that the run can do with."""
     request, runtime = request_of(run), runtime_of(ctx, run, devices[0])
     setup = setup_for(
@@ -161,7 +161,7 @@ def asked_by(ctx: Context, run: Row, devices: Devices) -> tuple[PoolSetup, Why]:
         facts=request.facts,
         cwd=request.cwd,
     )
-    return msgspec.structs.replace(setup, owner=run["owner_uid"]), runtime.reasons["threads"]
+    return msgspec.structs.replace(setup, owner=run.owner_uid), runtime.reasons["threads"]
 
 
 def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup:
@@ -178,7 +178,7 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     """By kind, the widest server that anybody in the queue asks for."""
     widest: dict[str, PoolSetup] = {}
     for waiting in in_turn(ctx)[:LOOKED_AT]:
-        run = runs.get(ctx.store, waiting["name"])
+        run = runs.get(ctx.store, waiting.name)
         with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # it needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:
@@ -186,7 +186,7 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     return widest
 
 
-def never_fits(ctx: Context, run: Row, setups: Mapping[Devices, PoolSetup]) -> str:
+def never_fits(ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup]) -> str:
     """Why none of the pools could take the run even if it were empty, in words; "" when one could."""
     reasons = [impossible(capacity_by(ctx, setup), need_of_run(run, setup.dtype)) for setup in setups.values()]
     return reasons[0] if all(reasons) else ""
@@ -199,7 +199,7 @@ def capacity_by(ctx: Context, setup: PoolSetup) -> Capacity:
 
 
 def room_for(
-    ctx: Context, setups: Mapping[Devices, PoolSetup], run: Row | None = None, claims: list[Claim] | None = None
+    ctx: Context, setups: Mapping[Devices, PoolSetup], run: RunRow | None = None, claims: list[Claim] | None = None
 ) -> tuple[Devices | None, str]:
     """The devices that a pool may have now, or None and what it waits for. Warm pools go before free devices.
 
@@ -219,18 +219,18 @@ def room_for(
     if not any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values()):
         for pool in next((obstacle.idle for obstacle in found.values() if obstacle.idle), ()):
             stop_pool(ctx, pool)
-    want(ctx, [obstacle.taken for obstacle in found.values()], f"run {run['name']}" if run else "a base to serve")
+    want(ctx, [obstacle.taken for obstacle in found.values()], f"run {run.name}" if run else "a base to serve")
     if run is not None and claims is not None:
         claim(claims, run, found, make_room(ctx, run, setups, found))
     return None, in_words(ctx, found)
 
 
-def claim(claims: list[Claim], run: Row, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> None:
+def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> None:
     """The devices that a run waits for: those that are being cleared for it, else the first."""
     order = ([cleared] if cleared else []) + list(found)
     claimed = next(((devices, found[devices].claim) for devices in order if found[devices].claim is not None), None)
     if claimed is not None:
-        claims.append(Claim(run["name"], run["priority"], claimed[0], bool(claimed[1])))
+        claims.append(Claim(run.name, run.priority, claimed[0], bool(claimed[1])))
 
 
 def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
@@ -255,12 +255,12 @@ def starting(pool: Pool, run: str) -> str:
     return f"pool {pool.id} starts {names}: {logs} {'show' if all(started.values()) else 'shows'} how far it is"
 
 
-def begin_attempt(ctx: Context, run: Row, pool: Pool) -> None:
+def begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
     """The run is starting in `pool`; its processes are started by `launch`, as often as it takes."""
-    name = run["name"]
+    name = run.name
     with ctx.store.write():
-        newest = [row["step"] for row in checkpoints(ctx.store, name)][-1:]
-        wanted = run["resume_step"]
+        newest = [row.step for row in checkpoints(ctx.store, name)][-1:]
+        wanted = run.resume_step
         runs.begin_attempt(ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted)
         runs.set_fields(ctx.store, name, pool=pool.id, waiting=starting(pool, name))
         ctx.move(name, Move.PLACE, detail=f"pool {pool.id}")

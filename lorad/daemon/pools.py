@@ -56,8 +56,8 @@ def adopt_pools(ctx: Context) -> None:
         elif root.is_dir() and (root / "attempts").is_dir():
             ctx.lost_pools.append(root)
     for row in rows.list_pools(ctx.store):
-        if row["pool"] not in ctx.pools:
-            rows.remove(ctx.store, row["pool"])
+        if row.pool not in ctx.pools:
+            rows.remove(ctx.store, row.pool)
 
 
 def find_lost_pools(ctx: Context) -> None:
@@ -239,7 +239,7 @@ def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
     """Slots of attempts that are over: their drivers died without closing them."""
     tenants = pool.status.tenants if pool.status else []
     active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
-    at_work = {(run["name"], run["attempt"]) for run in active}
+    at_work = {(run.name, run.attempt) for run in active}
     return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
 
 
@@ -255,7 +255,7 @@ def call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Con
 def put_away_pools(ctx: Context) -> None:
     """Stop pools that were idle for too long, and see to it that those that were asked to stop do."""
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
-    busy = {pool.id for pool in ctx.pools.values() if pool.serves} | {run["pool"] for run in active}
+    busy = {pool.id for pool in ctx.pools.values() if pool.serves} | {run.pool for run in active}
 
     def put_away_pool(ctx: Context, pool: Pool) -> None:
         if pool.stop_asked is not None:

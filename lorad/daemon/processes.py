@@ -201,8 +201,7 @@ def condemn(attempt: AttemptDir) -> None:
         except BlockingIOError:
             return
         if not attempt.status.exists():
-            never = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
-            write_json(attempt.status, {**never, "boot_id": "", "ended_at": time.time()})
+            write_json(attempt.status, shim.never_began())
 
 
 class Status(Struct):
@@ -219,6 +218,7 @@ class Status(Struct):
     started_at: float | None = None
     oom_before: int | None = None
     oom_after: int | None = None
+    locked: bool = False
 
 
 def read_status(attempt: AttemptDir) -> dict[str, Any] | None:

@@ -22,8 +22,8 @@ from lorad.errors import Conflict, NotFound
 from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store import aliases, runs
-from lorad.store.checkpoints import checkpoints, mark_deleted
-from lorad.store.db import Row
+from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted
+from lorad.store.rows import CheckpointRow, RunRow
 from lorad.store.runs import attempts
 from lorad.store.versions import get_version
 
@@ -39,21 +39,26 @@ AT_ONCE = 256  # that go after one checkpoint; the rest goes after the next
 
 
 class Doomed(NamedTuple):
-    """What nothing can ask for. run: "" where there is none any more."""
+    """What nothing can ask for.
+
+    run: empty where there is none any more.
+    for_budget: it goes only because the disk budget is used up.
+    """
 
     run: str
     path: Path
     kind: Literal["checkpoint", "version", "samples", "leftover", "run", "log", "life", "pool"]
     why: str
+    for_budget: bool = False
 
 
-def prune(ctx: Context, run: Row) -> None:
+def prune(ctx: Context, run: RunRow) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
-    ctx.unpruned.add(run["name"])  # `prune_again` does what this cannot
+    ctx.unpruned.add(run.name)  # `prune_again` does what this cannot
     if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
-        ctx.spawn(discarded(ctx, run["owner_uid"], gone))
+        ctx.spawn(discarded(ctx, run.owner_uid, gone))
     if not has_silent_pool(ctx, run):
-        ctx.unpruned.discard(run["name"])
+        ctx.unpruned.discard(run.name)
 
 
 def prune_again(ctx: Context) -> None:
@@ -71,9 +76,9 @@ def prune_again(ctx: Context) -> None:
     each(ctx, prune_run, sorted(ctx.unpruned), lambda name: Item(f"run {name}"))
 
 
-def has_silent_pool(ctx: Context, run: Row) -> bool:
+def has_silent_pool(ctx: Context, run: RunRow) -> bool:
     """One that has yet to answer a new daemon may have loaded any version of the run."""
-    return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run["owner_uid"]))
+    return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
 
 
 async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
@@ -87,35 +92,34 @@ def discard_all(paths: Iterable[Path]) -> None:
         discard(path)
 
 
-def doomed(ctx: Context, run: Row) -> list[Doomed]:
-    if run["state"] not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run["resume_step"] is not None:
+def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
+    if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run.resume_step is not None:
         return []
-    kept = checkpoints(ctx.store, run["name"])[-spec_of(run).checkpoint.keep :]
+    kept = checkpoints(ctx.store, run.name)[-spec_of(run).checkpoint.keep :]
     paths = leftovers_in(run_dir(run), before=begun_at(ctx, run))
-    leftovers = [Doomed(run["name"], path, "leftover", "its writer died") for path in paths]
+    leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
     return [*leftovers, *old_checkpoints(ctx, run, kept), *old_versions(ctx, run, kept), *old_samples(run)]
 
 
-def begun_at(ctx: Context, run: Row) -> float:
+def begun_at(ctx: Context, run: RunRow) -> float:
     """What the attempt of a run that works began to write since then, it may still be writing."""
-    if run["state"] != RunState.RUNNING:
+    if run.state != RunState.RUNNING:
         return time.time()
-    return max((attempt["started_at"] for attempt in attempts(ctx.store, run["name"])), default=0.0)
+    return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
 
 
-def old_checkpoints(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
-    sql = "SELECT step, attempt FROM checkpoints WHERE run = ?"
-    known = {(row["step"], row["attempt"]) for row in ctx.store.rows(sql, (run["name"],))}
-    wanted = {(row["step"], row["attempt"]) for row in kept}
+def old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+    known = ever_made(ctx.store, run.name)
+    wanted = {(row.step, row.attempt) for row in kept}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
     found = []
     for name in names_in(run_dir(run).checkpoints):
         path = run_dir(run).checkpoints / name
         if (key := key_of(path)) is None:
             continue
-        is_unknown = key not in known and key[1] == run["attempt"]  # its record is on its way
+        is_unknown = key not in known and key[1] == run.attempt  # its record is on its way
         if key not in wanted and not is_unknown:
-            found.append(Doomed(run["name"], path, "checkpoint", why))
+            found.append(Doomed(run.name, path, "checkpoint", why))
     return found
 
 
@@ -125,36 +129,36 @@ def key_of(checkpoint: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def old_versions(ctx: Context, run: Row, kept: Sequence[Row]) -> list[Doomed]:
+def old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
     directory, why = run_dir(run).versions, f"checkpoint.keep_versions is {keep}"
     present = [name for name in names_in(directory) if VERSION.fullmatch(name)]
-    needed = {row["version"] for row in kept} | {run["version"]}
+    needed = {row.version for row in kept} | {run.version}
     free = [name for name in present[:-keep] if int(name) not in needed and is_free(ctx, run, int(name))]
-    return [Doomed(run["name"], directory / name, "version", why) for name in free]
+    return [Doomed(run.name, directory / name, "version", why) for name in free]
 
 
-def is_free(ctx: Context, run: Row, number: int) -> bool:
+def is_free(ctx: Context, run: RunRow, number: int) -> bool:
     """Nobody has pinned, aliased, loaded or in hand the version, and no alias would go back to it; one without a row
     yet is on its way."""
     if has_silent_pool(ctx, run):
         return False
     try:
-        row = get_version(ctx.store, run["name"], number)
+        row = get_version(ctx.store, run.name, number)
     except NotFound:
         return False
-    if row["pinned"] or row["aliases"] or is_loaded(ctx, row) or ctx.in_hand[name_of(row)]:
+    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.in_hand[name_of(row)]:
         return False
-    return (run["name"], number) not in aliases.rollbacks(ctx.store).values()
+    return (run.name, number) not in aliases.rollbacks(ctx.store).values()
 
 
-def old_samples(run: Row) -> list[Doomed]:
+def old_samples(run: RunRow) -> list[Doomed]:
     keep = spec_of(run).checkpoint.keep_samples
     names = names_in(run_dir(run).samples) if keep else []
     old = sorted((run_dir(run).samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
-    return [Doomed(run["name"], path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
+    return [Doomed(run.name, path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
 
 
 def age(samples: Path) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -80,5 +79,4 @@ class Readers:
         self._open.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for reader in self._opened:
-            with contextlib.suppress(sqlite3.Error):
-                reader.close()
+            reader.close()

@@ -29,13 +29,11 @@ from lorad.daemon.table import keep_table
 from lorad.daemon.troubles import Item, each, guarded, of_run
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record
-from lorad.states import Move, RunState
+from lorad.states import ACTIVE, Move, RunState
 from lorad.store import events, runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
-
-ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 async def reconcile(ctx: Context) -> None:
@@ -67,35 +65,35 @@ def ingest(ctx: Context) -> None:
     """Take in what the drivers wrote, on disk at once; then make room where there is one checkpoint more."""
     fresh: dict[str, list[Record]] = {}
 
-    def ingest_run(ctx: Context, run: Row) -> None:
-        fresh[run["name"]] = take_in_or_end(ctx, run)
+    def ingest_run(ctx: Context, run: RunRow) -> None:
+        fresh[run.name] = take_in_or_end(ctx, run)
 
     with ctx.store.write():
         each(ctx, ingest_run, active_runs(ctx), of_run)
     written = {name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)}
-    each(ctx, prune, [run for run in active_runs(ctx) if run["name"] in written], of_run)
+    each(ctx, prune, [run for run in active_runs(ctx) if run.name in written], of_run)
 
 
 def confirm(ctx: Context) -> None:
     each(ctx, confirm_run, active_runs(ctx), of_run)
 
 
-def confirm_run(ctx: Context, run: Row) -> None:
+def confirm_run(ctx: Context, run: RunRow) -> None:
     """The attempt has begun when its driver says so. After its rewind, `resume_step` has had its effect."""
-    if run["state"] != RunState.STARTING and run["resume_step"] is None:
+    if run.state != RunState.STARTING and run.resume_step is None:
         return
-    kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run["attempt"])}
-    if kinds - {"attempt", "warning", "end"} and run["resume_step"] is not None:
-        runs.set_fields(ctx.store, run["name"], resume_step=None)
-    if kinds - {"end"} and run["state"] == RunState.STARTING:
-        ctx.move(run["name"], Move.CONFIRM)
+    kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run.attempt)}
+    if kinds - {"attempt", "warning", "end"} and run.resume_step is not None:
+        runs.set_fields(ctx.store, run.name, resume_step=None)
+    if kinds - {"end"} and run.state == RunState.STARTING:
+        ctx.move(run.name, Move.CONFIRM)
 
 
 def reap(ctx: Context) -> None:
     each(ctx, reap_run, active_runs(ctx), of_run)
 
 
-def reap_run(ctx: Context, run: Row) -> None:
+def reap_run(ctx: Context, run: RunRow) -> None:
     """Raises StorageError when the driver's status cannot be read; it is judged by its lock until then."""
     driver = ctx.processes.inspect(attempt_dir(run))
     if driver.phase in ("exited", "vanished"):
@@ -166,7 +164,7 @@ PASS: tuple[Callable[[Context], None], ...] = (
 """What a pass does, in order."""
 
 
-def active_runs(ctx: Context) -> list[Row]:
+def active_runs(ctx: Context) -> list[RunRow]:
     return runs.in_states(ctx.store, *ACTIVE)
 
 

@@ -31,7 +31,7 @@ from lorad.paths import RunDir
 from lorad.protocol.journal import Reference
 from lorad.specs import Spec
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 KEY = "algorithm.kl.reference"
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
@@ -57,7 +57,7 @@ class Begins(NamedTuple):
     """
 
     directory: Path
-    parent: Row
+    parent: RunRow
     inherited: Reference | None
 
 
@@ -70,7 +70,7 @@ async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begin
     if not spec.algorithm.kl.coef or wanted == "base":
         return None
     if fork is not None and fork.inherited is not None:
-        adapter = await read(ctx, fork.parent["owner_uid"], run_dir(fork.parent).reference, wanted)
+        adapter = await read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
         return await written(ctx, caller.uid, spec, adapter, fork.inherited)
     if wanted == "start" or not VERSION.fullmatch(wanted):
         place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
@@ -84,7 +84,7 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:
         hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
-        raise SpecError(f"{KEY}: start, but this run starts from no adapter", hint=hint)
+        raise SpecError("start, but this run starts from no adapter", key=KEY, hint=hint)
     return wanted
 
 
@@ -100,12 +100,12 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
         version = find_version(ctx, wanted)
     except NotFound as error:
         hint = "`lorad adapters` shows which there are."
-        raise SpecError(f"{KEY}: there is no {wanted}: {error.message}", hint=hint) from None
-    run = must_see(ctx, caller, runs.get(ctx.store, version["run"]))
+        raise SpecError(f"there is no {wanted}: {error.message}", key=KEY, hint=hint) from None
+    run = must_see(ctx, caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
         await await_files(ctx, version)
-        adapter = await read(ctx, run["owner_uid"], Path(version["path"]), wanted)
-    told = Reference(wanted, version["sha256"], bases=bases_of(ctx, run))
+        adapter = await read(ctx, run.owner_uid, Path(version.path), wanted)
+    told = Reference(wanted, version.sha256, bases=bases_of(ctx, run))
     made = await written(ctx, caller.uid, spec, adapter, told)
     return made._replace(model=request_of(run).model_path)
 
@@ -116,10 +116,10 @@ async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
     try:
         return await on_behalf(ctx, uid, read_peft, directory)
     except AdapterRefused as error:
-        raise SpecError(f"{key}: {error.message}", hint=error.hint) from error
+        raise SpecError(error.message, key=key, hint=error.hint) from error
     except OSError as error:
         hint = f"{KEY} is start, base, a version (run@number) or a PEFT directory."
-        raise SpecError(f"{key}: {error.filename or directory}: {error.strerror}", hint=hint) from error
+        raise SpecError(f"{error.filename or directory}: {error.strerror}", key=key, hint=hint) from error
 
 
 async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
@@ -160,7 +160,8 @@ def refuse_other_model(made: Staged | None, model_path: str) -> None:
     """
     if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
         raise SpecError(
-            f"{KEY}: {made.reference.name} is an adapter of {made.model}, not of {model_path}",
+            f"{made.reference.name} is an adapter of {made.model}, not of {model_path}",
+            key=KEY,
             hint="If both are the same model, export the version and give its directory.",
         )
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from lorad.daemon.context import Context
 from lorad.errors import IntegrityError
 from lorad.files import open_file
 from lorad.paths import RunDir
-from lorad.store import events
-from lorad.store.db import Row
+from lorad.store import events, runs
 from lorad.store.ingest import is_of_run
+from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 MOST = 1 << 20  # bytes of a first record that are compared
@@ -28,42 +27,56 @@ MOST = 1 << 20  # bytes of a first record that are compared
 
 def relocate(ctx: Context) -> None:
     """Correct the rows of all runs that lie under the present root, in one transaction that the journal records."""
-    rows = ctx.store.rows("SELECT name, directory, spec FROM runs ORDER BY rowid")
-    moved = [(row, columns) for row in rows if (columns := corrected(row, ctx.runs_root)) and is_known(ctx, columns)]
+    rows = runs.every(ctx.store)
+    moved = [
+        (run, place) for run in rows if (place := corrected(place_of(run), ctx.runs_root)) and is_known(ctx, place)
+    ]
     if not moved:
         return
-    former = ", ".join(sorted({str(Path(row["directory"]).parent) for row, _ in moved}))
-    with ctx.store.write() as connection:
-        sql = "UPDATE runs SET directory = :directory, spec = :spec WHERE name = :name"
-        connection.executemany(sql, [columns for _, columns in moved])
+    former = ", ".join(sorted({str(Path(run.directory).parent) for run, _ in moved}))
+    with ctx.store.write():
+        for run, place in moved:
+            runs.relocate(ctx.store, run.name, directory=place.directory, spec_json=place.spec)
         told = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
         events.append(ctx.store, None, "moved", told)
     log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)
 
 
-def corrected(run: Mapping[str, Any], runs_root: Path) -> Row | None:
-    """{name, directory, spec} of a run whose files lie in `runs_root`, and its row says elsewhere; None for any other.
+class Place(Struct, frozen=True):
+    """Where the files of a run lie, and its spec as JSON text, which may name such files."""
+
+    name: str
+    directory: str
+    spec: str
+
+
+def place_of(run: RunRow) -> Place:
+    return Place(run.name, run.directory, run.spec)
+
+
+def corrected(run: Place, runs_root: Path) -> Place | None:
+    """The place of a run whose files lie in `runs_root` while its row says elsewhere; None for any other.
 
     Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to see that
     its home was moved may have made the old one again; there is neither a request nor a journal in it.
     """
-    old, new = Path(run["directory"]), runs_root / run["name"]
+    old, new = Path(run.directory), runs_root / run.name
     is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
     if old == new or not is_run(new) or (is_there and not is_copy(old, new)):
         return None
-    return {"name": run["name"], "directory": str(new), "spec": respecified(run["spec"], old.parent, runs_root)}
+    return Place(run.name, str(new), respecified(run.spec, old.parent, runs_root))
 
 
-def is_known(ctx: Context, columns: Row) -> bool:
+def is_known(ctx: Context, place: Place) -> bool:
     """Whether the directory has the journal that the database has taken in."""
-    directory = RunDir(Path(columns["directory"]))
+    directory = RunDir(Path(place.directory))
     try:
-        if is_of_run(ctx.store, columns["name"], directory.journal):
+        if is_of_run(ctx.store, place.name, directory.journal):
             return True
         why = "its journal is not the one that the database knows"
     except (OSError, IntegrityError) as error:
         why = str(error)
-    log.error("run %s: %s is not taken for its directory: %s", columns["name"], directory.root, why)
+    log.error("run %s: %s is not taken for its directory: %s", place.name, directory.root, why)
     return False
 
 

@@ -11,17 +11,18 @@ import os
 import time
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad import config
 from lorad.adapters.directory import fsync
 from lorad.daemon import legacy
 from lorad.daemon.journal import Told, read
-from lorad.daemon.relocate import corrected
+from lorad.daemon.relocate import Place, corrected
 from lorad.daemon.run import lock
 from lorad.errors import Conflict, IntegrityError
 from lorad.paths import Home, RunDir
 from lorad.store.check import check
+from lorad.store.checkpoints import mark_deleted, not_deleted
 from lorad.store.db import Store
 from lorad.store.rebuild import Tables, rebuild
 
@@ -64,7 +65,7 @@ def repaired(home: Home) -> Repaired:
     try:
         words += rebuild(store, tables, journals_of(tables), number(told, is_complete=is_complete))
         words += missing_checkpoints(store, is_complete=is_complete)
-        counts = {table: store.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in COUNTED}
+        counts = {table: store.count(table) for table in COUNTED}
     finally:
         store.close()
     if problems := check(fresh).problems:
@@ -86,7 +87,8 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
         if "directory" not in row:  # the line that told of its beginning is lost
             row |= legacy.of_directory(runs_root / name) | row
     for row in tables.rows["runs"].values():
-        row |= corrected(row, runs_root) or {}
+        if place := corrected(Place(row["name"], row["directory"], row["spec"]), runs_root):
+            row |= structs.asdict(place)
     words += legacy.add_unknown(tables, runs_root)
     if not told.is_complete:
         words += legacy.add_attempts(tables)
@@ -110,16 +112,11 @@ def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
     """Where nobody told which checkpoints were deleted: those that are not there."""
     if is_complete:
         return []
-    sql = (
-        "SELECT c.run, c.attempt, c.step, r.directory || '/' || c.path AS path FROM checkpoints c "
-        "JOIN runs r ON r.name = c.run WHERE c.deleted_at IS NULL"
-    )
-    with store.write() as connection:
-        for row in store.rows(sql):
-            path = Path(row["path"])
+    with store.write():
+        for row in not_deleted(store, lineage=False):
+            path = Path(row.path)
             if path.parent.is_dir() and not path.is_dir():
-                mark = "UPDATE checkpoints SET deleted_at = ? WHERE run = ? AND attempt = ? AND step = ?"
-                connection.execute(mark, (time.time(), row["run"], row["attempt"], row["step"]))
+                mark_deleted(store, row.run, row.step, row.attempt)
     return []
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.gateway import living_gateways
 from lorad.paths import AttemptDir
-from lorad.states import RunState
+from lorad.states import ACTIVE
 from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
@@ -33,7 +33,6 @@ CHUNK = 1 << 20
 COLLAPSE_RANGE = 0x08  # fallocate(2)
 MARK = re.compile(rb"\[lorad\] (\d{1,18}) bytes of this log were cut before here[^\n]*\n")
 MARK_BYTES = 80
-ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 def rotate(ctx: Context) -> None:

@@ -12,20 +12,19 @@ from lorad.daemon.processes import attempts_under, is_locked
 from lorad.daemon.prune import REMOVED, Doomed, doomed, listed
 from lorad.paths import AttemptDir
 from lorad.states import RunState
-from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store import events, runs
+from lorad.store.rows import RunRow
 
 ORPHAN_SECONDS = 3600.0  # a run's directory is there before its row
 LIVES = 3  # of a pool, and attempts of a run that is over, whose logs stay
 POOL_SECONDS = 7 * 24 * 3600.0  # that a pool which ended is remembered
 
 
-def everything(ctx: Context, *, of: Callable[[Row], bool] | None = None) -> Iterator[Doomed]:
+def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
     """of: only of runs for which it is true; None: of all, and of pools and runs that are gone."""
-    for name in [row["name"] for row in ctx.store.rows("SELECT name FROM runs ORDER BY created_at, rowid")]:
-        row = ctx.store.row("SELECT * FROM runs WHERE name = ?", (name,))
-        if row is not None and (of is None or of(row)):
-            run = runs.get(ctx.store, name)
+    for name in runs.names(ctx.store):
+        run = runs.find(ctx.store, name)
+        if run is not None and (of is None or of(run)):
             yield from doomed(ctx, run)
             yield from old_logs(run)
     if of is None:
@@ -39,20 +38,19 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
     now: Iterable[Doomed] = ()
     if not run:
         now = (*orphans(ctx), *old_pools(ctx))
-    elif ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (run,)):
-        row = runs.get(ctx.store, run)
+    elif row := runs.find(ctx.store, run):
         now = (*doomed(ctx, row), *old_logs(row))
     known = {(item.kind, item.path) for item in now}
     return [item for item in items if (item.kind, item.path) in known]
 
 
-def old_logs(run: Row) -> Iterator[Doomed]:
+def old_logs(run: RunRow) -> Iterator[Doomed]:
     """Of attempts of a run that is over, all but the newest; what they were started with, and how they ended, stays."""
-    if not RunState(run["state"]).is_over:
+    if not RunState(run.state).is_over:
         return
     for attempt in list(attempts_under(run_dir(run).root))[:-LIVES]:
-        if int(attempt.root.name) < run["attempt"] and not is_locked(attempt):
-            yield from logs_in(attempt, run["name"], f"logs of the newest {LIVES} attempts stay")
+        if int(attempt.root.name) < run.attempt and not is_locked(attempt):
+            yield from logs_in(attempt, run.name, f"logs of the newest {LIVES} attempts stay")
 
 
 def logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
@@ -63,24 +61,21 @@ def logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
 
 def orphans(ctx: Context) -> Iterator[Doomed]:
     """Directories of runs that were removed. What no event tells of is left alone: the database may be an old one."""
-    known = {row["name"] for row in ctx.store.rows("SELECT name FROM runs")}
+    known = {*runs.names(ctx.store)}
     for path in sorted(ctx.runs_root.iterdir()):
         if path.name.startswith(REMOVED) or (path.name not in known and was_removed(ctx, path)):
             yield Doomed("", path, "run", "its run was removed")
 
 
 def was_removed(ctx: Context, path: Path) -> bool:
-    if not ctx.store.row("SELECT 1 FROM events WHERE run = ? AND kind = 'removed'", (path.name,)):
+    if not events.has_kind(ctx.store, path.name, "removed"):
         return False
     return path.is_dir() and time.time() - path.stat().st_mtime > ORPHAN_SECONDS
 
 
 def old_pools(ctx: Context) -> Iterator[Doomed]:
     """Lives of pools before the newest few, and pools that ended long ago and that no run is to go on in."""
-    wanted = {
-        row["pool"]
-        for row in ctx.store.rows("SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)")
-    }
+    wanted = runs.pools_in_use(ctx.store)
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
         if not pool.process.is_up and not is_used(pool) and pool.id not in wanted and has_ended(lives):

@@ -21,7 +21,7 @@ from lorad.paths import AttemptDir
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.runtime import Overrides, Runtime, Why, choose_runtime
 from lorad.store import events
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 FILE = "runtime.json"
 UNKNOWN = Why("run", "as the run had that it was made for")
@@ -34,7 +34,7 @@ class Kept(Struct, frozen=True):
     reason: Why
 
 
-def runtime_of(ctx: Context, run: Row, device: Device) -> Runtime:
+def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
     """What the next attempt of a run asks for. Raises StorageError when the run's file is damaged."""
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
@@ -50,30 +50,30 @@ def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
     return replace(chosen, reasons={**chosen.reasons, "threads": why})
 
 
-def fixed_threads(ctx: Context, run: Row) -> int | None:
+def fixed_threads(ctx: Context, run: RunRow) -> int | None:
     """The threads of the run's first attempt; None before it."""
     if kept := read_kept(run):
         return kept.threads
-    pool = ctx.pools.get(run["pool"] or "")
+    pool = ctx.pools.get(run.pool or "")
     return pool.setup.threads if pool else None
 
 
-def keep_runtime(ctx: Context, run: Row, threads: int, why: Why) -> None:
+def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
     """Write down what an attempt computes with; tell when the machine has become too small for it."""
     if why.source != "run" or read_kept(run) is None:
         write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
     usable = ctx.machine().usable
     if why.source == "run" and threads > usable:
         message = f"this run computes with {threads} threads since its first attempt, and only {usable} can run here"
-        events.append(ctx.store, run["name"], "warning", {"message": f"{message}: slower, with the same results"})
+        events.append(ctx.store, run.name, "warning", {"message": f"{message}: slower, with the same results"})
 
 
-def why_threads(run: Row) -> Why:
+def why_threads(run: RunRow) -> Why:
     kept = read_kept(run)
     return kept.reason if kept else UNKNOWN
 
 
-def read_kept(run: Row) -> Kept | None:
+def read_kept(run: RunRow) -> Kept | None:
     """Raises StorageError when it cannot be read."""
     path = run_dir(run).root / FILE
     try:

@@ -50,6 +50,7 @@ def main() -> int:
             command = json.load(file)
         command["env"] = {**command.get("env", {}), "LORAD_ATTEMPT": os.path.abspath(root)}
         if not all(take_lock(path, command.get("lock_seconds", 0)) for path in command.get("locks", [])):
+            os.close(write_status(root, never_began(locked=True)))
             return EX_LOCKED
         return live(root, command)
     except (OSError, ValueError) as error:
@@ -213,6 +214,12 @@ def born(child: int) -> dict[str, Any]:
         "oom_before": oom_kills(),
         "oom_after": None,
     }
+
+
+def never_began(*, locked: bool = False) -> dict[str, Any]:
+    """The status of an attempt whose child was never started. locked: somebody else has one of its locks."""
+    never = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
+    return {**never, "boot_id": "", "ended_at": time.time(), "locked": locked}
 
 
 def died(code: int) -> dict[str, Any]:

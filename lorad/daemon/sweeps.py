@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.troubles import Item, each
@@ -23,7 +23,8 @@ from lorad.errors import SpecError
 from lorad.specs import Spec
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs, sweeps
-from lorad.store.db import Row
+from lorad.store.metrics import eval_score, mean_reward
+from lorad.store.rows import Halving, Rung, RunRow, SweepRow
 
 log = logging.getLogger("lorad.daemon")
 
@@ -43,13 +44,13 @@ class Wish(Struct, frozen=True):
 class Point(NamedTuple):
     """A run at a rung. score: None where there is none, as of one that failed."""
 
-    run: Row
+    run: RunRow
     score: float | None
     in_race: bool
 
 
-def halving_of(wish: Wish, specs: list[Spec]) -> dict[str, Any]:
-    """{eta, rungs, metric}, all chosen. Raises SpecError."""
+def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
+    """Choose what the wish leaves open. Raises SpecError."""
     eta, steps = wish.eta or ETA, min(spec.trainer.steps for spec in specs)
     if not 1 < eta <= len(specs):
         hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
@@ -66,11 +67,13 @@ def halving_of(wish: Wish, specs: list[Spec]) -> dict[str, Any]:
         raise SpecError(f"--metric {metric}: there is no such one", hint=f"Choose one of: {', '.join(METRICS)}.")
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
-        raise SpecError(f"eval.every: {every} gives no evaluation up to the first rung, step {rungs[0]}", hint=hint)
+        raise SpecError(
+            f"{every} gives no evaluation up to the first rung, step {rungs[0]}", key="eval.every", hint=hint
+        )
     if metric == "reward" and rungs[0] < first:
         hint = f"Begin with step {first} or later, or use --metric eval."
         raise SpecError(f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint)
-    return {"eta": eta, "rungs": rungs, "metric": metric}
+    return Halving(eta, rungs, metric)
 
 
 def first_telling(spec: Spec) -> int:
@@ -86,45 +89,46 @@ def usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
 
 def halve(ctx: Context) -> None:
     """Decide every rung that can be decided."""
-    each(ctx, decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep['sweep']}"))
+    each(ctx, decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
 
 
-def decide(ctx: Context, sweep: Row) -> None:
+def decide(ctx: Context, sweep: SweepRow) -> None:
     """The next rung of a sweep, unless some run has yet to reach it."""
-    number, metric = len(sweep["rungs"]), sweep["halving"]["metric"]
-    step = sweep["halving"]["rungs"][number]
-    there = set(sweeps.members(ctx.store, sweep["sweep"]))
+    if (halving := sweep.halving) is None:
+        return
+    metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
+    there = set(sweeps.members(ctx.store, sweep.sweep))
     names = [name for name in racing(ctx, sweep) if name in there]
     entered = [runs.get(ctx.store, name) for name in names]
     if not all(has_reached(ctx, run, step, metric) for run in entered):
         return
     ranked = sorted((point_at(ctx, run, step, metric) for run in entered), key=rank)
-    most = math.ceil(len(ranked) / sweep["halving"]["eta"])
+    most = math.ceil(len(ranked) / halving.eta)
     kept = with_ties([point for point in ranked if point.in_race], most)
     settle(ctx, sweep, step, ranked, kept)
 
 
-def racing(ctx: Context, sweep: Row) -> list[str]:
+def racing(ctx: Context, sweep: SweepRow) -> list[str]:
     """The runs that the last rung kept."""
-    if sweep["rungs"]:
-        return [str(name) for name in sweep["rungs"][-1]["kept"]]
-    return sweeps.members(ctx.store, sweep["sweep"])
+    if sweep.rungs:
+        return sweep.rungs[-1].kept
+    return sweeps.members(ctx.store, sweep.sweep)
 
 
-def has_reached(ctx: Context, run: Row, step: int, metric: str) -> bool:
+def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     """Everything that it will say about its steps up to `step` is known."""
-    if run["state"] == RunState.ENDED or run["step"] > step:
+    if run.state == RunState.ENDED or run.step > step:
         return True
-    if run["step"] < step:
+    if run.step < step:
         return False
     every = spec_of(run).eval.every
-    return metric != "eval" or step % every != 0 or score_of(ctx, run["name"], step, metric, at_step=True) is not None
+    return metric != "eval" or step % every != 0 or score_of(ctx, run.name, step, metric, at_step=True) is not None
 
 
-def point_at(ctx: Context, run: Row, step: int, metric: str) -> Point:
+def point_at(ctx: Context, run: RunRow, step: int, metric: str) -> Point:
     """A run that ended before it was done is out of the race; it has a score if it came that far."""
-    is_over = run["state"] == RunState.ENDED and run["reason"] != EndReason.COMPLETED
-    score = None if run["step"] < step else score_of(ctx, run["name"], step, metric)
+    is_over = run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
+    score = None if run.step < step else score_of(ctx, run.name, step, metric)
     return Point(run, score, not is_over)
 
 
@@ -142,53 +146,43 @@ def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool =
     those after the first update.
     """
     if metric == "eval":
-        sql = (
-            "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
-            "ORDER BY step DESC, attempt DESC LIMIT 1"
-        )
-        row = ctx.store.row(sql, (name, step if at_step else 0, step))
-        return None if row is None else finite(row["score"])
-    sql = (
-        "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
-        "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
-    )
+        return finite(eval_score(ctx.store, name, step if at_step else 0, step))
     first = first_telling(spec_of(runs.get(ctx.store, name)))
-    row = ctx.store.row(sql, (name, first, step, LAST_STEPS))
-    return None if row is None else finite(row["score"])
+    return finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
 
 
 def finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
 
 
-def settle(ctx: Context, sweep: Row, step: int, ranked: list[Point], kept: list[Point]) -> None:
+def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: list[Point]) -> None:
     best = next((point.score for point in ranked if point.score is not None), None)
-    stopped = [point for point in ranked if point not in kept and point.run["state"] != RunState.ENDED]
-    rung = {
-        "step": step,
-        "kept": [point.run["name"] for point in kept],
-        "stopped": [point.run["name"] for point in stopped],
-        "scores": {point.run["name"]: point.score for point in ranked},
-        "at": time.time(),
-    }
+    stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
+    rung = Rung(
+        step=step,
+        kept=[point.run.name for point in kept],
+        stopped=[point.run.name for point in stopped],
+        scores={point.run.name: point.score for point in ranked},
+        at=time.time(),
+    )
     with ctx.store.write():
-        sweeps.decide(ctx.store, sweep["sweep"], rung)
-        events.append(ctx.store, None, "halving", {"sweep": sweep["sweep"]} | rung)
+        sweeps.decide(ctx.store, sweep.sweep, rung)
+        events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))
         for point in stopped:
             end(ctx, point.run, f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}")
-    log.info("sweep %s: step %d keeps %s", sweep["sweep"], step, ", ".join(point.run["name"] for point in kept))
+    log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(point.run.name for point in kept))
     ctx.waker.poke()
 
 
-def end(ctx: Context, run: Row, why: str) -> None:
+def end(ctx: Context, run: RunRow, why: str) -> None:
     """As `lorad stop`, with the reason in words; `settle` of the daemon adds what the driver says."""
-    if run["state"] in (RunState.QUEUED, RunState.PAUSED):
-        ctx.move(run["name"], Move.END, reason=EndReason.STOPPED, detail=why)
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(run.name, Move.END, reason=EndReason.STOPPED, detail=why)
         return
-    if run["state"] != RunState.STOPPING:
-        ctx.move(run["name"], Move.STOP, detail=why)
-    if run["wanted"] != "kill":
-        runs.set_fields(ctx.store, run["name"], wanted="stop", detail=why)
+    if run.state != RunState.STOPPING:
+        ctx.move(run.name, Move.STOP, detail=why)
+    if run.wanted != "kill":
+        runs.set_fields(ctx.store, run.name, wanted="stop", detail=why)
 
 
 def shown(score: float | None) -> str:

@@ -23,7 +23,7 @@ from lorad.daemon.processes import write_json
 from lorad.daemon.versions import name_of
 from lorad.errors import LoradError, StorageError
 from lorad.store import aliases, runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import held_versions
 
 FILE = "table.json"
@@ -52,29 +52,29 @@ def write_table(ctx: Context) -> None:
 
 
 def table(ctx: Context) -> dict[str, Any]:
-    by_run: dict[str, list[Row]] = {}
+    by_run: dict[str, list[VersionRow]] = {}
     for version in held_versions(ctx.store):
-        by_run.setdefault(version["run"], []).append(version)
+        by_run.setdefault(version.run, []).append(version)
     found: dict[str, Any] = {}
     for name, versions in by_run.items():
         found |= entries(ctx, runs.get(ctx.store, name), versions)
     return {
-        "aliases": {row["alias"]: name_of(row) for row in aliases.aliases(ctx.store)},
+        "aliases": {row.alias: name_of(row) for row in aliases.aliases(ctx.store)},
         "versions": found,
     }
 
 
-def entries(ctx: Context, run: Row, versions: list[Row]) -> dict[str, Any]:
+def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> dict[str, Any]:
     """Of versions of one run; none when the run's files cannot be read."""
     try:
-        about = {"model_path": request_of(run).model_path, "owner_uid": run["owner_uid"], "socket": socket_of(ctx, run)}
+        about = {"model_path": request_of(run).model_path, "owner_uid": run.owner_uid, "socket": socket_of(ctx, run)}
     except (OSError, msgspec.MsgspecError, LoradError):
         return {}
     keys = ("run", "version", "sha256", "path", "created_at")
-    return {name_of(version): {key: version[key] for key in keys} | about for version in versions}
+    return {name_of(version): {key: getattr(version, key) for key in keys} | about for version in versions}
 
 
-def socket_of(ctx: Context, run: Row) -> str | None:
+def socket_of(ctx: Context, run: RunRow) -> str | None:
     ready = (pool for pool in ctx.pools.values() if pool.state == "ready" and fits(ctx, run, pool))
     return next((pool.setup.socket for pool in ready), None)
 

@@ -10,7 +10,8 @@ import msgspec
 
 from lorad.bounds import STREAM_BYTES
 from lorad.store import events
-from lorad.store.db import Row, Store
+from lorad.store.db import Store
+from lorad.store.rows import EventRow
 
 PAGE = 16  # events read from the database at a time: many who are behind take turns
 KEPT_LINES, KEPT_BYTES = 4096, 8 << 20
@@ -45,8 +46,9 @@ class Tail:
         """From the newest back: most followers lack only the last few."""
         later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
         found = [line for line in reversed(later) if run in (None, line.run)]
-        if found and (row := self._store.row("SELECT first_event FROM runs WHERE name = ?", (run,))):
-            found = [line for line in found if line.id >= row["first_event"]]
+        if found and run is not None:
+            first = events.first_id(self._store, run)
+            found = [line for line in found if line.id >= first]
         sizes = accumulate(len(line.text) for line in found)
         return [line for line, size in zip(found, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 
@@ -61,5 +63,5 @@ class Tail:
                 self._before, self._bytes = gone.id, self._bytes - len(gone.text)
 
 
-def line_of(row: Row) -> Line:
-    return Line(row["id"], row["run"], msgspec.json.encode(row) + b"\n")
+def line_of(row: EventRow) -> Line:
+    return Line(row.id, row.run, msgspec.json.encode(row) + b"\n")

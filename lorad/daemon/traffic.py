@@ -19,26 +19,21 @@ from lorad.daemon.on_behalf import on_behalf
 from lorad.errors import LoradError
 from lorad.files import read_file
 from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Told
-from lorad.store.db import Row
+from lorad.store import runs
+from lorad.store.rows import AliasRow
 
 READ_SECONDS = 0.25  # for a file of a user's, whose disk may hang
 NOBODY = -1
 Names = dict[str, Figures]
 
 
-async def traffic_of(ctx: Context, rows: Iterable[Row]) -> dict[str, Figures | None]:
+async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
     """By alias, of rows that have an alias and its run; None: no gateway tells."""
-    by_run = owners(ctx) if ctx.system else {}
-    of = {row["alias"]: by_run.get(row["run"], NOBODY) for row in rows}
+    by_run = runs.owners_of_aliased(ctx.store) if ctx.system else {}
+    of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
     uids = sorted({*of.values()})
     told = dict(zip(uids, await asyncio.gather(*(told_by(ctx, uid) for uid in uids)), strict=True))
     return {alias: figures(told[uid], alias) for alias, uid in of.items()}
-
-
-def owners(ctx: Context) -> dict[str, int]:
-    """Whose gateway serves the versions of a run."""
-    rows = ctx.store.rows("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)")
-    return {row["name"]: row["owner_uid"] for row in rows}
 
 
 def figures(names: Names | None, alias: str) -> Figures | None:

@@ -16,7 +16,7 @@ from lorad.errors import LoradError
 if TYPE_CHECKING:
     from lorad.daemon.context import Context
     from lorad.daemon.pool import Pool
-    from lorad.store.db import Row
+    from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
@@ -75,8 +75,8 @@ class Troubles:
             del self._there[key]
 
 
-def of_run(run: Row) -> Item:
-    return Item(f"run {run['name']}", run["owner_uid"])
+def of_run(run: RunRow) -> Item:
+    return Item(f"run {run.name}", run.owner_uid)
 
 
 def of_pool(pool: Pool) -> Item:

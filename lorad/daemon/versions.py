@@ -19,23 +19,23 @@ from lorad.daemon.pools import refresh
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
 from lorad.store import aliases, runs
-from lorad.store.db import Row
+from lorad.store.rows import AliasRow, VersionRow
 from lorad.store.versions import get_version
 
 WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
 POLL_SECONDS = 0.05
 
 
-def find_version(ctx: Context, name: str) -> Row:
+def find_version(ctx: Context, name: str) -> VersionRow:
     """An alias, `run@number`, or a run's name for its current version: what is first. Raises NotFound, SpecError."""
     if alias := aliases.find(ctx.store, name):
-        return get_version(ctx.store, alias["run"], alias["version"])
+        return get_version(ctx.store, alias.run, alias.version)
     run, at, number = name.partition("@")
     if not at:
-        if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (run,)):
+        if (there := runs.find(ctx.store, run)) is None:
             hint = "`lorad aliases` and `lorad list --all` show what there is."
             raise NotFound(f"no alias and no run is named {run}", hint=hint)
-        current = runs.get(ctx.store, run)["version"]
+        current = there.version
         if current is None:
             raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` tells how far it is.")
         return get_version(ctx.store, run, current)
@@ -44,12 +44,12 @@ def find_version(ctx: Context, name: str) -> Row:
     return get_version(ctx.store, run, int(number))
 
 
-def name_of(version: Row) -> str:
-    return f"{version['run']}@{version['version']}"
+def name_of(version: VersionRow | AliasRow) -> str:
+    return f"{version.run}@{version.version}"
 
 
 @contextlib.contextmanager
-def in_hand(ctx: Context, version: Row) -> Iterator[None]:
+def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
     """Nothing deletes its files and no pool is told to let it go meanwhile."""
     name = name_of(version)
     ctx.in_hand[name] += 1
@@ -61,10 +61,10 @@ def in_hand(ctx: Context, version: Row) -> Iterator[None]:
             del ctx.in_hand[name]
 
 
-def is_loaded(ctx: Context, version: Row) -> bool:
+def is_loaded(ctx: Context, version: VersionRow) -> bool:
     """In the engine of a pool, as far as it has said."""
     name = name_of(version)
-    return any(name in pool.status.loaded for pool in heard(ctx, version["owner_uid"]) if pool.status)
+    return any(name in pool.status.loaded for pool in heard(ctx, version.owner_uid) if pool.status)
 
 
 def heard(ctx: Context, owner_uid: int) -> list[Pool]:
@@ -72,51 +72,51 @@ def heard(ctx: Context, owner_uid: int) -> list[Pool]:
     return [pool for pool in list(ctx.pools.values()) if not ctx.system or pool.setup.owner == owner_uid]
 
 
-def has_files(version: Row) -> bool:
+def has_files(path: str | Path) -> bool:
     """Of a version or a checkpoint. What its owner put there instead, as a link elsewhere, is not looked behind."""
     try:
-        return stat.S_ISDIR(os.lstat(version["path"]).st_mode)
+        return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
         return False
 
 
-async def await_files(ctx: Context, version: Row) -> None:
+async def await_files(ctx: Context, version: VersionRow) -> None:
     """Until its directory is there, which a pool that has it in memory writes. Raises Conflict when none will be."""
     deadline = time.monotonic() + WRITE_SECONDS
-    if not has_files(version):
+    if not has_files(version.path):
         await refresh(ctx)
-    while not has_files(version):
+    while not has_files(version.path):
         if time.monotonic() > deadline or not is_coming(ctx, version):
             raise files_gone(version)
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def await_bytes(ctx: Context, version: Row) -> None:
+async def await_bytes(ctx: Context, version: VersionRow) -> None:
     """Until a pool can serve it: from memory or from its files. Raises Conflict when they are gone."""
     if not is_loaded(ctx, version):
         await await_files(ctx, version)
 
 
-def is_coming(ctx: Context, version: Row) -> bool:
+def is_coming(ctx: Context, version: VersionRow) -> bool:
     """Somebody may be writing its files: the pool that has it, for a run that works."""
-    run = runs.get(ctx.store, version["run"])
-    return is_loaded(ctx, version) or (RunState(run["state"]).is_active and run["version"] == version["version"])
+    run = runs.get(ctx.store, version.run)
+    return is_loaded(ctx, version) or (RunState(run.state).is_active and run.version == version.version)
 
 
-def files_gone(version: Row) -> Conflict:
-    run = version["run"]
+def files_gone(version: VersionRow) -> Conflict:
+    run = version.run
     return Conflict(
-        f"the files of {name_of(version)} are gone: {version['path']}",
+        f"the files of {name_of(version)} are gone: {version.path}",
         hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how many stay.",
     )
 
 
-def check_files(version: Row) -> None:
+def check_files(version: VersionRow) -> None:
     """Re-hash its directory and its tensors. Raises IntegrityError, AdapterRefused."""
-    path = Path(version["path"])
+    path = Path(version.path)
     verify(path)
-    if (found := read_peft(path).digest()) != version["sha256"]:
+    if (found := read_peft(path).digest()) != version.sha256:
         raise IntegrityError(
-            f"{path}: its tensors have sha256 {found}, {name_of(version)} is {version['sha256']}",
+            f"{path}: its tensors have sha256 {found}, {name_of(version)} is {version.sha256}",
             hint="Its files were replaced; use another version.",
         )

@@ -18,8 +18,9 @@ from lorad.paths import AttemptDir
 from lorad.protocol.status import PoolStatus
 from lorad.spec_text import from_json
 from lorad.specs import Spec
-from lorad.store import runs
-from lorad.store.db import Row, Rows
+from lorad.store import events, runs
+from lorad.store.db import Rows
+from lorad.store.rows import RunRow, RunSummary, VersionRow
 
 RUN_KEYS = """
 name state reason detail waiting step steps reward eval_first eval_last version owner pool created_at started_at
@@ -30,57 +31,35 @@ WARNINGS = 20
 OWN = "trainer."  # of versions in PoolInfo
 
 
-class Model(msgspec.Struct):
-    path: str = ""
+def run_view(row: RunSummary) -> dict[str, Any]:
+    waiting = told_of(row, row.waiting if row.state in ("queued", "starting") or row.serving else "")
+    return {key: getattr(row, key) for key in RUN_KEYS.split()} | {"waiting": waiting}
 
 
-class Base(msgspec.Struct):
-    """What of a spec is told with every run."""
-
-    model: Model = msgspec.field(default_factory=Model)
-
-
-BASE = msgspec.json.Decoder(Base)
-
-
-def run_view(row: Row) -> dict[str, Any]:
-    return summary_view(row | {"base": BASE.decode(row.get("spec") or "{}").model.path})
-
-
-def summary_view(row: Row) -> dict[str, Any]:
-    """A run from a row of `runs.list_runs`."""
-    view = {key: row[key] for key in RUN_KEYS.split()}
-    view["waiting"] = told_of(row, row["waiting"] if row["state"] in ("queued", "starting") or row["serving"] else "")
-    return view
-
-
-def history(rows: Rows, row: Row) -> dict[str, Any]:
+def history(rows: Rows, row: RunRow) -> dict[str, Any]:
     """What took place in a run; takes its time where that was much."""
-    warnings = rows.rows(
-        "SELECT data FROM events WHERE run = ? AND kind = 'warning' AND at >= ? ORDER BY id DESC LIMIT ?",
-        (row["name"], row["created_at"], WARNINGS),
-    )
+    warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=WARNINGS)
     return {
         "attempts": attempts_of(rows, row),
         "trainable": trainable(rows, row),
-        "warnings": [json.loads(warning["data"]).get("message", "") for warning in reversed(warnings)],
+        "warnings": [warning.get("message", "") for warning in reversed(warnings)],
     }
 
 
-def show_view(ctx: Context, row: Row, history: dict[str, Any]) -> dict[str, Any]:
+def show_view(ctx: Context, row: RunRow, history: dict[str, Any]) -> dict[str, Any]:
     return run_view(row) | {
-        "directory": row["directory"],
+        "directory": row.directory,
         "cwd": asked_in(row),
         "reference": reference_of(row),
-        "sweep": row["sweep"],
-        "serving": bool(row["serving"]),
-        "spec": json.loads(row["spec"]),
+        "sweep": row.sweep,
+        "serving": bool(row.serving),
+        "spec": json.loads(row.spec),
         "processes": processes_of(ctx, row),
         **history,
     }
 
 
-def asked_in(row: Row) -> str | None:
+def asked_in(row: RunRow) -> str | None:
     """Where relative paths of its spec begin; None where that is not kept."""
     try:
         return request_of(row).cwd
@@ -88,7 +67,7 @@ def asked_in(row: Row) -> str | None:
         return None
 
 
-def reference_of(row: Row) -> dict[str, Any] | None:
+def reference_of(row: RunRow) -> dict[str, Any] | None:
     """{name, sha256} of what KL is measured against; None where that is the base."""
     try:
         there = request_of(row).reference
@@ -97,14 +76,14 @@ def reference_of(row: Row) -> dict[str, Any] | None:
     return None if there is None else {"name": there.name, "sha256": there.sha256}
 
 
-def attempts_of(rows: Rows, row: Row) -> list[dict[str, Any]]:
+def attempts_of(rows: Rows, row: RunRow) -> list[dict[str, Any]]:
     """`changed`: dotted keys whose values are others than in the attempt before; of attempts that kept their spec."""
     found: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
-    for attempt in runs.attempts(rows, row["name"]):
-        spec = spec_at(run_dir(row).attempt(attempt["attempt"]))
+    for attempt in runs.attempts(rows, row.name):
+        spec = spec_at(run_dir(row).attempt(attempt.attempt))
         plain = msgspec.to_builtins(spec) if spec else None
-        found.append(attempt | {"changed": differences(before, plain) if before and plain else {}})
+        found.append(msgspec.to_builtins(attempt) | {"changed": differences(before, plain) if before and plain else {}})
         before = plain
     return found
 
@@ -128,25 +107,22 @@ def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def trainable(rows: Rows, row: Row) -> dict[str, Any] | None:
+def trainable(rows: Rows, row: RunRow) -> dict[str, Any] | None:
     """Parameters of the adapter and of its base, as the newest attempt that began told them; None before that."""
-    event = rows.row(
-        "SELECT data FROM events WHERE run = ? AND kind = 'attempt' AND at >= ? ORDER BY id DESC LIMIT 1",
-        (row["name"], row["created_at"]),
-    )
-    if event is None:
+    attempts = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
+    if not attempts:
         return None
-    told = json.loads(event["data"])
+    told = attempts[0]
     own, base = told.get("parameters", 0), told.get("base_parameters", 0)
     return {"parameters": own, "base": base or None, "share": own / (own + base) if base else None}
 
 
-def processes_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
+def processes_of(ctx: Context, row: RunRow) -> list[dict[str, Any]]:
     """What works for an active run now, shims included: {role, pid}."""
-    if row["state"] not in ("starting", "running", "stopping"):
+    if row.state not in ("starting", "running", "stopping"):
         return []
     attempts = {"driver": attempt_dir(row)}
-    if pool := ctx.pools.get(row["pool"]):
+    if pool := ctx.pools.get(row.pool or ""):
         attempts["pool"] = pool.attempt()
     found = []
     for role, attempt in attempts.items():
@@ -156,10 +132,10 @@ def processes_of(ctx: Context, row: Row) -> list[dict[str, Any]]:
     return found
 
 
-def version_view(ctx: Context, row: Row) -> dict[str, Any]:
+def version_view(ctx: Context, row: VersionRow) -> dict[str, Any]:
     """`path` is None while, or after, there are no files."""
-    path = row["path"] if has_files(row) else None
-    return {key: row[key] for key in VERSION_KEYS.split()} | {"loaded": is_loaded(ctx, row), "path": path}
+    path = row.path if has_files(row.path) else None
+    return {key: getattr(row, key) for key in VERSION_KEYS.split()} | {"loaded": is_loaded(ctx, row), "path": path}
 
 
 def pool_view(ctx: Context, pool: Pool) -> dict[str, Any]:
@@ -194,8 +170,7 @@ def believed(ctx: Context, pool: Pool) -> PoolStatus | None:
     """What a pool says, without what a shared daemon's user claims of runs that are not theirs."""
     if pool.status is None or not ctx.system:
         return pool.status
-    rows = ctx.store.rows("SELECT name FROM runs WHERE owner_uid = ?", (pool.setup.owner,))
-    own = {row["name"] for row in rows}
+    own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}
     tenants = [tenant for tenant in pool.status.tenants if tenant.run in own]
     loaded = [name for name in pool.status.loaded if name.rpartition("@")[0] in own]
     return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)

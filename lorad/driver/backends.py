@@ -43,7 +43,7 @@ def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: 
     there = {*known, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
     if name not in there:
         others = f"{', '.join(sorted(there))}; config.yaml can name others, each with the class of its {kind}"
-        raise SpecError(f"{key}: no backend {name!r}", hint=f"There is {others}.")
+        raise SpecError(f"no backend {name!r}", key=key, hint=f"There is {others}.")
 
 
 def check_other_keys(spec: Spec) -> None:
@@ -53,23 +53,27 @@ def check_other_keys(spec: Spec) -> None:
     for key in KEYS_OF_SERVERS:
         if getattr(rollout, key) != getattr(default, key):
             raise SpecError(
-                f"rollout.{key}: the {backend} engine is no server, this would do nothing",
+                f"the {backend} engine is no server, this would do nothing",
+                key=f"rollout.{key}",
                 hint=f"Leave it out, or take the rollout.backend that it is for: {SERVER_NAMES}.",
             )
     if rollout.engine_args and backend == "builtin":
         given = ", ".join(rollout.engine_args)
         raise SpecError(
-            f"rollout.engine_args: the builtin engine takes none, {given} would do nothing",
+            f"the builtin engine takes none, {given} would do nothing",
+            key="rollout.engine_args",
             hint="Leave them out, or name the rollout.backend that they are for.",
         )
     if spec.trainer.backend in trainers.RANKED and spec.pool.mode == "timesliced":
         raise SpecError(
-            f"pool.mode: timesliced is for an engine that can sleep, the {backend} engine cannot",
+            f"timesliced is for an engine that can sleep, the {backend} engine cannot",
+            key="pool.mode",
             hint=f"Leave it out (auto is resident), or set rollout.backend to {SERVER_NAMES}.",
         )
     if spec.trainer.backend not in trainers.RANKED and spec.pool.mode in ("resident", "timesliced"):
         raise SpecError(
-            f"pool.mode: {spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
+            f"{spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
+            key="pool.mode",
             hint=f"Leave it out (auto), or set rollout.backend to {SERVER_NAMES}.",
         )
 
@@ -79,24 +83,28 @@ def check_server_keys(spec: Spec) -> None:
     rollout, backend = spec.rollout, spec.rollout.backend
     if spec.pool.mode == "fused":
         raise SpecError(
-            f"pool.mode: fused is one process for trainer and engine, but {backend} is a server of its own",
+            f"fused is one process for trainer and engine, but {backend} is a server of its own",
+            key="pool.mode",
             hint="Leave it out (auto), or set it to resident or timesliced.",
         )
     if rollout.urls and spec.pool.mode == "timesliced":
         raise SpecError(
-            "pool.mode: timesliced would put to sleep a server that you run, with everybody else's requests",
+            "timesliced would put to sleep a server that you run, with everybody else's requests",
+            key="pool.mode",
             hint="Leave it out (auto is resident), or leave rollout.url out.",
         )
     own = {"servers": rollout.servers > 1, "tp": rollout.tp > 1, "engine_args": bool(rollout.engine_args)}
     if rollout.urls and (given := [key for key, there in own.items() if there]):
         raise SpecError(
-            f"rollout.{given[0]}: this is for servers that lorad starts, but rollout.url names one that you run",
+            "this is for servers that lorad starts, but rollout.url names one that you run",
+            key=f"rollout.{given[0]}",
             hint=f"Leave out rollout.url, or {', '.join(given)} and start your server with it.",
         )
     keys = {"key_file": rollout.key_file, "admin_key_file": rollout.admin_key_file}
     if not rollout.urls and (given := [key for key, file in keys.items() if file is not None]):
         raise SpecError(
-            f"rollout.{given[0]}: keys are of servers that you run, but there is no rollout.url",
+            "keys are of servers that you run, but there is no rollout.url",
+            key=f"rollout.{given[0]}",
             hint="Leave it out: servers that lorad starts listen where nobody else can reach them.",
         )
     for url in rollout.urls:
@@ -107,10 +115,10 @@ def check_url(url: str, urls: tuple[str, ...]) -> None:
     """It is `http://host:port` or `unix:/path`, and there once."""
     hint = "Write http://host:port, or unix:/path for a socket."
     if [other.rstrip("/") for other in urls].count(url.rstrip("/")) > 1:
-        raise SpecError(f"rollout.url: {url} is there twice", hint="Name each server once.")
+        raise SpecError(f"{url} is there twice", key="rollout.url", hint="Name each server once.")
     if url.startswith(UNIX):
         if not url.removeprefix(UNIX).startswith("/"):
-            raise SpecError(f"rollout.url: {url} is no absolute path", hint=hint)
+            raise SpecError(f"{url} is no absolute path", key="rollout.url", hint=hint)
         return
     try:
         parts = urlsplit(url)
@@ -118,8 +126,10 @@ def check_url(url: str, urls: tuple[str, ...]) -> None:
     except ValueError:
         whole = False
     if not whole:
-        raise SpecError(f"rollout.url: {url!r} is no address of a server", hint=hint)
+        raise SpecError(f"{url!r} is no address of a server", key="rollout.url", hint=hint)
     if parts.username is not None or parts.password is not None:
-        raise SpecError("rollout.url: it holds a password, and specs are stored", hint="Put it into rollout.key_file.")
+        raise SpecError(
+            "it holds a password, and specs are stored", key="rollout.url", hint="Put it into rollout.key_file."
+        )
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise SpecError(f"rollout.url: {url} goes on after the port", hint=hint)
+        raise SpecError(f"{url} goes on after the port", key="rollout.url", hint=hint)

@@ -46,7 +46,8 @@ def base_memory(spec: Spec, model: ModelFacts, device: str) -> int:
 def check_memory(needed: int, free: int | None, device: str, fraction: float) -> None:
     if free is not None and needed > free * fraction:
         raise SpecError(
-            f"model.path: base and adapter need {in_units(needed)} on {device}, {in_units(free)} are free, of "
+            f"base and adapter need {in_units(needed)} on {device}, {in_units(free)} are free, of "
             f"which a pool may take {fraction:.0%} (pool.memory_fraction)",
+            key="model.path",
             hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank, or a smaller model.",
         )

@@ -68,7 +68,8 @@ def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
         return checked(spec, cwd=cwd, **machine)
     except SpecError as error:
         others = {other.message: other for other in wrong_on_disk(spec, cwd) if other.message != error.message}
-        raise SpecError(error.message, hint=error.hint, others=[*error.others, *others.values()]) from None
+        error.others = (*error.others, *others.values())
+        raise
 
 
 def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
@@ -186,16 +187,16 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
         found = read_peft(source, weight_files(model))
         validate(found, shapes)
     except AdapterRefused as error:
-        raise SpecError(f"lora.adapter_path: {error.message}", hint=error.hint) from error
+        raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error
     for key in ("rank", "alpha", "rslora"):
         there, here = getattr(found.config, key), getattr(wanted, key)
         if there != here:
-            raise SpecError(f"lora.{key}: {here} here but {there} in {spec.lora.adapter_path}", hint=_SAME)
+            raise SpecError(f"{here} here but {there} in {spec.lora.adapter_path}", key=f"lora.{key}", hint=_SAME)
     if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
         lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path
         raise SpecError(
-            f"lora.target_modules: {len(differing)} modules differ from {spec.lora.adapter_path}: {lacking} lacks "
-            f"{differing[0]}",
+            f"{len(differing)} modules differ from {spec.lora.adapter_path}: {lacking} lacks {differing[0]}",
+            key="lora.target_modules",
             hint=_SAME,
         )
     check_shared(spec, found)
@@ -207,7 +208,7 @@ def check_reference(directory: Path, shapes: Shapes) -> int:
         found = read_peft(directory)
         validate(found, shapes)
     except AdapterRefused as error:
-        raise SpecError(f"algorithm.kl.reference: {error.message}", hint=error.hint) from error
+        raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
     return sum(tensor.size for tensor in found.tensors.values())
 
 
@@ -222,7 +223,7 @@ def check_weights(directory: Path) -> None:
                 refuse_sparse(file, path)
         except (SafetensorError, OSError) as error:
             told = getattr(error, "strerror", None) or error
-            raise SpecError(f"model.path: {path} is damaged: {told}", hint="Download or copy it again.") from None
+            raise SpecError(f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again.") from None
 
 
 def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
@@ -230,7 +231,7 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
     name = spec.reward_spec.name
     if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
         hint = "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
-        raise SpecError(f"reward.env: {', '.join(unset)} is not set where runs work", hint=hint)
+        raise SpecError(f"{', '.join(unset)} is not set where runs work", key="reward.env", hint=hint)
     example = data.take(0, 1)[0]
     with Rewarder(spec.reward_spec, cwd) as rewarder:
         required = set(rewarder.start())
@@ -239,7 +240,7 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
         required.add("answer")
     if missing := sorted(required - there):
         hint = f"There is {', '.join(sorted(there))}; data.answer_key names the column of answers."
-        raise SpecError(f"reward: {name} needs {', '.join(missing)}, which the data does not have", hint=hint)
+        raise SpecError(f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint)
 
 
 def warnings(

@@ -83,10 +83,14 @@ class Rewarder:
             ready = self._child.ask(self._setup, Ready, START_LIMIT)
         except _Lost as lost:
             self._stop()
-            raise SpecError(f"reward: {lost} while {self._setup.file} was imported", hint="Mend the file.") from None
+            raise SpecError(
+                f"{lost} while {self._setup.file} was imported", key="reward", hint="Mend the file."
+            ) from None
         if ready.error:
             self._stop()
-            raise SpecError(f"reward: {ready.error}", hint=ready.hint or "Mend the file; it is imported as a module.")
+            raise SpecError(
+                f"{ready.error}", key="reward", hint=ready.hint or "Mend the file; it is imported as a module."
+            )
         return ready.required
 
     def score(self, samples: Sequence[RewardInput]) -> list[Score]:
@@ -253,11 +257,11 @@ def _setup(spec: RewardSpec, cwd: Path) -> Setup:
         return Setup(name=spec.name, pattern=spec.pattern, memory=memory)
     file = (cwd / Path(path).expanduser()).absolute()
     if not file.is_file() or not function.isidentifier():
-        raise SpecError(f"reward: there is no file {file} with a function {function!r}", hint=_FORM)
+        raise SpecError(f"there is no file {file} with a function {function!r}", key="reward", hint=_FORM)
     try:
         source = file.read_bytes()
     except OSError as error:
-        raise SpecError(f"reward: {file} cannot be read: {error.strerror}", hint=_FORM) from error
+        raise SpecError(f"{file} cannot be read: {error.strerror}", key="reward", hint=_FORM) from error
     return Setup(file=str(file), function=function, source=source, memory=memory)
 
 

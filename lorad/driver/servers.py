@@ -34,7 +34,7 @@ def check_server(
     """
     name = spec.rollout.backend
     if HEAD in {leaf(module) for module in facts.modules}:
-        raise SpecError(f"lora.target_modules: {name} takes no adapter on {HEAD}", hint="Exclude it.")
+        raise SpecError(f"{name} takes no adapter on {HEAD}", key="lora.target_modules", hint="Exclude it.")
     setup = server_setup(spec, config.backends.get(name, Backend()), facts, cwd)
     dialect = engines.dialect_class(name)()
     settings = settings_of(
@@ -63,10 +63,11 @@ def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
     for given in setup.engine_args:
         flag = given.lstrip("-").replace("_", "-")
         if not flag:
-            raise SpecError(f"rollout.engine_args: {given!r} is no flag", hint="Name it without its dashes.")
+            raise SpecError(f"{given!r} is no flag", key="rollout.engine_args", hint="Name it without its dashes.")
         if mine := sorted(name for name in reserved if name.startswith(flag)):
             raise SpecError(
-                f"rollout.engine_args: {given} is not for you to set: {mine[0]} follows from the run",
+                f"{given} is not for you to set: {mine[0]} follows from the run",
+                key="rollout.engine_args",
                 hint=f"Leave it out. Other flags of {dialect.name} are passed on as they are.",
             )
 
@@ -75,7 +76,8 @@ def check_sampling(spec: Spec, dialect: Dialect, settings: ServerSettings, stop_
     for greedy in (False, True) if spec.eval.every else (False,):
         if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
             raise SpecError(
-                f"rollout: {dialect.name} cannot sample like this: {why}",
+                f"{dialect.name} cannot sample like this: {why}",
+                key="rollout",
                 hint="Change that, or take another rollout.backend.",
             )
 
@@ -85,19 +87,21 @@ def check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> 
     able = asyncio.run(_abilities(dialect, url, address))
     if not able.lora:
         raise SpecError(
-            f"rollout.url: the server at {url} takes no adapters while it runs: {'; '.join(able.missing)}",
+            f"the server at {url} takes no adapters while it runs: {'; '.join(able.missing)}",
+            key="rollout.url",
             hint="Start it with LoRA, or leave rollout.url out: lorad starts one as it needs it.",
         )
     if able.scaled_logprobs not in (None, spec.rollout.temperature != 1.0):
         mode = "processed_logprobs" if spec.rollout.temperature != 1.0 else "raw_logprobs"
         raise SpecError(
-            f"rollout.url: the server at {url} gives other log-probabilities than temperature "
-            f"{spec.rollout.temperature:g} needs",
+            f"the server at {url} gives other log-probabilities than temperature {spec.rollout.temperature:g} needs",
+            key="rollout.url",
             hint=f"Start it with --logprobs-mode {mode}, or leave rollout.url out: lorad starts one as it needs it.",
         )
     if able.max_tokens < longest(spec):
         raise SpecError(
-            f"rollout.url: the server at {url} has room for {able.max_tokens} tokens, the run needs {longest(spec)}",
+            f"the server at {url} has room for {able.max_tokens} tokens, the run needs {longest(spec)}",
+            key="rollout.url",
             hint="Start it with a longer context, or lower data.max_prompt_tokens or rollout.max_new_tokens.",
         )
 
@@ -110,7 +114,8 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
     except ServerRefused as error:
         if error.code in (401, 403):
             raise SpecError(
-                f"rollout.key_file: the server at {url} does not take the key: {error.message}",
+                f"the server at {url} does not take the key: {error.message}",
+                key="rollout.key_file",
                 hint="rollout.key_file holds its API key, rollout.admin_key_file its admin key if it has one.",
             ) from None
         raise _no_server(dialect, url, error.message) from None
@@ -126,6 +131,7 @@ async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
 
 def _no_server(dialect: Dialect, url: str, why: str) -> SpecError:
     return SpecError(
-        f"rollout.url: no {dialect.name} server answers at {url}: {why}",
+        f"no {dialect.name} server answers at {url}: {why}",
+        key="rollout.url",
         hint="Is it ready, and is that its address? Without rollout.url lorad starts one itself.",
     )

@@ -36,23 +36,26 @@ def check_trainer_keys(spec: Spec) -> None:
     trainer, backend = spec.trainer, spec.trainer.backend
     if trainer.cp > 1:
         raise SpecError(
-            f"trainer.cp: {trainer.cp} is not supported: sequences would have to be cut over ranks",
+            f"{trainer.cp} is not supported: sequences would have to be cut over ranks",
+            key="trainer.cp",
             hint="Leave it out. megatron has trainer.tp, pp and dp, fsdp has trainer.dp.",
         )
     for axis in AXES:
         if getattr(trainer, axis) > 1 and axis not in AXES_OF.get(backend, ()):
-            raise SpecError(f"trainer.{axis}: {_why_not(backend)}", hint=_instead(backend, axis))
+            raise SpecError(f"{_why_not(backend)}", key=f"trainer.{axis}", hint=_instead(backend, axis))
     if trainer.backend_args and backend not in RANKED:
         given = ", ".join(trainer.backend_args)
         raise SpecError(
-            f"trainer.backend_args: the {backend} trainer takes none, {given} would do nothing",
+            f"the {backend} trainer takes none, {given} would do nothing",
+            key="trainer.backend_args",
             hint=f"Leave them out, or name the trainer.backend that they are for: {RANK_NAMES}.",
         )
     if backend == "fsdp":
         _check_fsdp_args(trainer.backend_args)
     if backend in RANKED and spec.pool.mode == "fused":
         raise SpecError(
-            f"pool.mode: fused is one process for trainer and engine, but {backend} has processes of its own",
+            f"fused is one process for trainer and engine, but {backend} has processes of its own",
+            key="pool.mode",
             hint="Leave it out (auto), or set it to resident.",
         )
     if backend == "megatron":
@@ -75,11 +78,11 @@ def _instead(backend: str, axis: str) -> str:
 def _check_fsdp_args(args: Mapping[str, object]) -> None:
     if unknown := sorted(set(args) - {ATTENTION}):
         raise SpecError(
-            f"trainer.backend_args: fsdp has no {', '.join(unknown)}", hint=f"It takes {ATTENTION}: a name."
+            f"fsdp has no {', '.join(unknown)}", key="trainer.backend_args", hint=f"It takes {ATTENTION}: a name."
         )
     if not isinstance(name := args.get(ATTENTION), str | None):
         raise SpecError(
-            f"trainer.backend_args: {ATTENTION} is {name!r}, no name", hint="Give one of transformers', as sdpa."
+            f"{ATTENTION} is {name!r}, no name", key="trainer.backend_args", hint="Give one of transformers', as sdpa."
         )
 
 
@@ -87,7 +90,8 @@ def _check_megatron(spec: Spec) -> None:
     """What only Megatron's own field names tell is for the ranks to find out."""
     if mine := sorted(OWN & spec.trainer.backend_args.keys()):
         raise SpecError(
-            f"trainer.backend_args: {', '.join(mine)} is for lorad to set",
+            f"{', '.join(mine)} is for lorad to set",
+            key="trainer.backend_args",
             hint="Leave it out: it follows from the rest of the spec.",
         )
     tp, rank = spec.trainer.tp, spec.lora.rank
@@ -95,13 +99,15 @@ def _check_megatron(spec: Spec) -> None:
         upper = rank + tp - rank % tp
         near = f"{upper - tp} or {upper}" if upper > tp else str(upper)
         raise SpecError(
-            f"lora.rank: {rank} cannot be cut over the {tp} tensor-parallel ranks of trainer.tp",
+            f"{rank} cannot be cut over the {tp} tensor-parallel ranks of trainer.tp",
+            key="lora.rank",
             hint=f"Use a rank of {near}, or another trainer.tp.",
         )
     stage = spec.trainer.ranks // spec.trainer.pp
     if stage % spec.trainer.ep:
         raise SpecError(
-            f"trainer.ep: {spec.trainer.ep} does not divide the {stage} ranks of a pipeline stage (tp x dp)",
+            f"{spec.trainer.ep} does not divide the {stage} ranks of a pipeline stage (tp x dp)",
+            key="trainer.ep",
             hint="Experts are spread over ranks that are there already: lower it, or raise trainer.dp.",
         )
 
@@ -113,21 +119,26 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
         return
     if facts.kv_heads % trainer.tp:
         raise SpecError(
-            f"trainer.tp: {trainer.tp} ranks cannot share {facts.kv_heads} key-value heads",
+            f"{trainer.tp} ranks cannot share {facts.kv_heads} key-value heads",
+            key="trainer.tp",
             hint="It must divide num_key_value_heads; use trainer.dp for more ranks.",
         )
     if facts.layers % trainer.pp and not SPLITS & trainer.backend_args.keys():
         raise SpecError(
-            f"trainer.pp: {trainer.pp} stages cannot share {facts.layers} layers evenly",
+            f"{trainer.pp} stages cannot share {facts.layers} layers evenly",
+            key="trainer.pp",
             hint="It must divide num_hidden_layers, or trainer.backend_args say num_layers_in_first_pipeline_stage.",
         )
     if trainer.ep > 1 and not facts.experts:
         raise SpecError(
-            f"trainer.ep: {trainer.ep} ranks for experts, but the model has none", hint="Leave it out, or set it to 1."
+            f"{trainer.ep} ranks for experts, but the model has none",
+            key="trainer.ep",
+            hint="Leave it out, or set it to 1.",
         )
     if facts.expert_count % trainer.ep:
         raise SpecError(
-            f"trainer.ep: {trainer.ep} ranks cannot share {facts.expert_count} experts",
+            f"{trainer.ep} ranks cannot share {facts.expert_count} experts",
+            key="trainer.ep",
             hint="It must divide the experts of a layer.",
         )
 
@@ -141,7 +152,8 @@ def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
         if len(there) < len(members):
             together = ", ".join(leaf(member) for member in members)
             raise SpecError(
-                f"lora.target_modules: {there[0]}: with lora.type: lora, {together} share one A",
+                f"{there[0]}: with lora.type: lora, {together} share one A",
+                key="lora.target_modules",
                 hint="Target all of them, or use lora.type: canonical_lora.",
             )
 
@@ -154,7 +166,8 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
         for other in others:
             if not np.array_equal(adapter.tensors[f"{first}.lora_A.weight"], adapter.tensors[f"{other}.lora_A.weight"]):
                 raise SpecError(
-                    f"lora.adapter_path: lora.type: lora shares A over {first} and {other}, but theirs differ",
+                    f"lora.type: lora shares A over {first} and {other}, but theirs differ",
+                    key="lora.adapter_path",
                     hint="Such an adapter needs lora.type: canonical_lora.",
                 )
 
@@ -173,17 +186,19 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
     if device == "cpu":
         if tp > 1 or (asked or 1) > 1:
             key, what = ("rollout.tp", f"{tp} devices for one server") if tp > 1 else ("resources.devices", str(asked))
-            raise SpecError(f"{key}: {what}, but this machine has no GPU", hint="Leave it out.")
+            raise SpecError(f"{what}, but this machine has no GPU", key=key, hint="Leave it out.")
         return
-    for key, needed in (("trainer: tp x pp x dp", ranks), ("rollout.tp:", tp)):
+    for key, needed in (("trainer", ranks), ("rollout.tp", tp)):
         if asked is not None and needed > asked:
             raise SpecError(
-                f"{key} is {needed} but resources.devices is {asked}",
+                f"{'tp x pp x dp ' if key == 'trainer' else ''}is {needed} but resources.devices is {asked}",
+                key=key,
                 hint="Lower it, or ask for more devices; without resources.devices there are as many as are needed.",
             )
     if spec.gpus > count:
         raise SpecError(
-            f"resources.devices: the run needs {spec.gpus} GPUs, this machine has {count}",
+            f"the run needs {spec.gpus} GPUs, this machine has {count}",
+            key="resources.devices",
             hint="Lower trainer.tp, pp or dp, rollout.tp or rollout.servers.",
         )
 
@@ -218,8 +233,8 @@ def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int,
             leave = f"Leave them as they are with lora.exclude_modules: {json.dumps([*excluded, *patterns])}"
             is_all = not any(entry_matches(entry, name) for name in shapes)
             raise SpecError(
-                f"lora.target_modules: {entry!r} names {len(lost)} linears that {who} cannot adapt: "
-                f"{', '.join(patterns)}",
+                f"{entry!r} names {len(lost)} linears that {who} cannot adapt: {', '.join(patterns)}",
+                key="lora.target_modules",
                 hint=(f"Name others: {there}" if is_all else f"{leave}, or name others: {there}")
                 + (", or use trainer.backend: fsdp." if dense else "."),
             )

@@ -57,9 +57,13 @@ def installed_version(backend: str, python: Path) -> str:
     try:
         found = installed(python, DISTRIBUTIONS[backend])
     except NoInterpreter as error:
-        raise SpecError(f"rollout.backend: {python}, for {backend}: {error}", hint=install_hint(backend)) from None
+        raise SpecError(
+            f"{python}, for {backend}: {error}", key="rollout.backend", hint=install_hint(backend)
+        ) from None
     if not found:
-        raise SpecError(f"rollout.backend: {backend} is not installed beside {python}", hint=install_hint(backend))
+        raise SpecError(
+            f"{backend} is not installed beside {python}", key="rollout.backend", hint=install_hint(backend)
+        )
     return next(found[name] for name in DISTRIBUTIONS[backend] if name in found)
 
 

@@ -29,18 +29,21 @@ def engine_class(name: str, override: str | None = None) -> type[Engine]:
     Raises SpecError for a name that is not known and for a class that can not be imported or is no Engine.
     """
     if override is None and name not in BACKENDS:
-        raise SpecError(f"rollout.backend: no engine {name!r}", hint=f"there is {', '.join(sorted(BACKENDS))}")
+        raise SpecError(f"no engine {name!r}", key="rollout.backend", hint=f"there is {', '.join(sorted(BACKENDS))}")
     place = override or BACKENDS[name]
     module, _, attribute = place.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise SpecError(
-            f"rollout.backend: {name} is {place}, which can not be imported: {error}",
+            f"{name} is {place}, which can not be imported: {error}",
+            key="rollout.backend",
             hint="run `lorad doctor`: it says what to install",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise SpecError(f"rollout.backend: {place} is no engine", hint="name a subclass of lorad.engines.base.Engine")
+        raise SpecError(
+            f"{place} is no engine", key="rollout.backend", hint="name a subclass of lorad.engines.base.Engine"
+        )
     return found
 
 

@@ -24,7 +24,9 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
     rollout = spec.rollout
     if backend.python is None and not rollout.urls:
         raise SpecError(
-            f"rollout.backend: config.yaml names no python for {rollout.backend}", hint=install_hint(rollout.backend)
+            f"config.yaml names no python for {rollout.backend}",
+            key="rollout.backend",
+            hint=install_hint(rollout.backend),
         )
     return ServerSetup(
         python="" if rollout.urls else str(backend.python),
@@ -44,7 +46,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
 
 def max_rank(rank: int) -> int:
     if rank > RANKS[-1]:
-        raise SpecError(f"lora.rank: {rank} is more than the {RANKS[-1]} that servers take", hint="Lower it.")
+        raise SpecError(f"{rank} is more than the {RANKS[-1]} that servers take", key="lora.rank", hint="Lower it.")
     return next(most for most in RANKS if most >= rank)
 
 

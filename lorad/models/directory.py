@@ -35,13 +35,13 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
     """
     if path.startswith("builtin:"):
         if path not in BUILTIN:
-            raise SpecError(f"model.path: no builtin model {path}", hint=f"there is {', '.join(BUILTIN)}")
+            raise SpecError(f"no builtin model {path}", key="model.path", hint=f"there is {', '.join(BUILTIN)}")
         return BUILTIN[path]
     local = Path(path).expanduser()
     if local.is_dir():
         return local.resolve()
     if not _HUB_ID.fullmatch(path) or local.exists():
-        raise SpecError(f"model.path: {path} is not a directory", hint="give a Hugging Face model directory")
+        raise SpecError(f"{path} is not a directory", key="model.path", hint="give a Hugging Face model directory")
     name, _, revision = path.partition("@")
     return _cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
 
@@ -78,7 +78,8 @@ def _download(path: str, name: str, revision: str | None, any_architecture: bool
     except Exception as error:  # each version of the hub's client, and each of its transports, has kinds of its own
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SpecError(
-            f"model.path: {path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
+            f"{path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
+            key="model.path",
             hint="check the name and the network (HF_TOKEN for gated models); without network, give a local directory, "
             f"or fill the cache where there is one: hf download {name}",
         ) from error

@@ -59,7 +59,7 @@ class ModelFacts:
         """Of the weights once loaded; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown one."""
         name = self.dtype if dtype == "auto" else dtype
         if name not in BYTES:
-            raise SpecError(f"model.dtype: {name} is not supported", hint=f"use one of {', '.join(BYTES)}")
+            raise SpecError(f"{name} is not supported", key="model.dtype", hint=f"use one of {', '.join(BYTES)}")
         return self.parameters * BYTES[name]
 
 
@@ -139,7 +139,8 @@ def _linears(modules: Shapes, is_tied: bool, data: Mapping[str, Any]) -> Shapes:
     if not found:
         name = next(iter(data.get("architectures") or ()), "it")
         raise SpecError(
-            f"model.path: {name} has no linear that an adapter could be put on",
+            f"{name} has no linear that an adapter could be put on",
+            key="model.path",
             hint="use a model whose layers are made of linears (transformers' Conv1D is none)",
         )
     return found
@@ -200,7 +201,7 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             return dict(_tensors(json.loads(text)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         told = getattr(error, "strerror", None) or error
-        raise SpecError(f"model.path: {path} is damaged: {told}", hint="Download or copy it again.") from None
+        raise SpecError(f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again.") from None
 
 
 def _tensors(header: dict[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:

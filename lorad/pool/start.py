@@ -175,9 +175,11 @@ def _check_mode(config: PoolSetup, engine: Engine) -> None:
     apart = {config.trainer: config.ranks is not None, config.engine: config.server is not None}
     if config.mode == "fused" and any(apart.values()):
         name = next(name for name, is_apart in apart.items() if is_apart)
-        raise SpecError(f"pool.mode: fused, but {name} is a process of its own", hint="Use resident or timesliced.")
+        raise SpecError(
+            f"fused, but {name} is a process of its own", key="pool.mode", hint="Use resident or timesliced."
+        )
     if config.mode == "timesliced" and not engine.capabilities().sleep:
-        raise SpecError(f"pool.mode: timesliced, but {config.engine} cannot sleep", hint="Use resident, or auto.")
+        raise SpecError(f"timesliced, but {config.engine} cannot sleep", key="pool.mode", hint="Use resident, or auto.")
 
 
 def _load(config: PoolSetup, facts: ModelFacts) -> Base:

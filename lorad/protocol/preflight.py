@@ -81,6 +81,9 @@ class ErrorSaid(Struct, frozen=True):
     kind: str = ""
     message: str = ""
     hint: str = ""
+    where: str = ""
+    key: str = ""
+    problem: str = ""
     others: list[ErrorSaid] = []
 
 

@@ -70,8 +70,8 @@ class TaskDataset(Dataset):
         tokens = self._tokenizer.encode(found.prompt, special=True)
         if len(tokens) > self._limit:
             raise SpecError(
-                f"data.max_prompt_tokens: {found.prompt!r} of the task {self._task} has {len(tokens)} tokens, not "
-                f"{self._limit} at most",
+                f"{found.prompt!r} of the task {self._task} has {len(tokens)} tokens, not {self._limit} at most",
+                key="data.max_prompt_tokens",
                 hint=f"Set it to {len(tokens)} or more.",
             )
         return Example(found.id, found.prompt, found.answer, tokens, {"prompt": found.prompt, "answer": found.answer})
@@ -92,7 +92,7 @@ class RowDataset(Dataset):
         if not self._rows:
             left_out = f", {self.dropped} were longer than {data.max_prompt_tokens} tokens" if self.dropped else ""
             raise SpecError(
-                f"data: {name} has no usable row{left_out}", hint="Raise data.max_prompt_tokens or add rows."
+                f"{name} has no usable row{left_out}", key="data", hint="Raise data.max_prompt_tokens or add rows."
             )
         if self.has_answers:
             for row in self._rows:
@@ -200,7 +200,7 @@ def refuse_for_chats(data: Data, why: str) -> None:
     """Raises SpecError for keys that only chat templates read."""
     for key in ("system", "chat_template_kwargs"):
         if getattr(data, key):
-            raise SpecError(f"data.{key}: {why}, so that nothing would read it", hint="Leave it out.")
+            raise SpecError(f"{why}, so that nothing would read it", key=f"data.{key}", hint="Leave it out.")
 
 
 def _digest(rows: Iterable[Row]) -> str:

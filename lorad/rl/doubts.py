@@ -11,7 +11,8 @@ def refuse_contradictions(spec: Spec) -> None:
     trainer = spec.trainer
     if trainer.min_lr > trainer.lr:
         raise SpecError(
-            f"trainer.min_lr: {trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
+            f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
+            key="trainer.min_lr",
             hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
         )
 

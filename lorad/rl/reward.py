@@ -41,7 +41,8 @@ def builtin(name: str, pattern: str | None = None) -> Reward:
         return _regex(pattern)
     if name not in BUILTIN:
         raise SpecError(
-            f"reward: there is no builtin {name!r}",
+            f"there is no builtin {name!r}",
+            key="reward",
             hint=f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:function.",
         )
     return exact_match if name == "exact_match" else gsm8k
@@ -80,11 +81,13 @@ def as_reward(value: Any) -> float:
 def _regex(pattern: str | None) -> Reward:
     """1 when `pattern` is found in the completion; a group named `answer` must be the row's answer besides."""
     if pattern is None:
-        raise SpecError("reward.pattern: missing for regex", hint="Write reward: {name: regex, pattern: '…'}.")
+        raise SpecError("missing for regex", key="reward.pattern", hint="Write reward: {name: regex, pattern: '…'}.")
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise SpecError(f"reward.pattern: {pattern!r} does not compile: {error}", hint="See Python's re.") from error
+        raise SpecError(
+            f"{pattern!r} does not compile: {error}", key="reward.pattern", hint="See Python's re."
+        ) from error
 
     def regex(sample: RewardInput) -> float:
         found = compiled.search(sample.completion)

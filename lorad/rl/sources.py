@@ -32,7 +32,7 @@ def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
         return _read_hub(source, split, path)
     if not path.is_file():
         raise SpecError(
-            f"data: there is no file {path}", hint="Relative paths start at the directory of the spec file."
+            f"there is no file {path}", key="data", hint="Relative paths start at the directory of the spec file."
         )
     return _read_jsonl(path) if suffix == ".jsonl" else _read_parquet(path)
 
@@ -74,12 +74,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
     found = HUB.fullmatch(source)
     if found is None or path.exists():
-        raise SpecError(f"data: {source} is no task, no .jsonl or .parquet file and no hub name", hint=f"Give {FORMS}.")
+        raise SpecError(
+            f"{source} is no task, no .jsonl or .parquet file and no hub name", key="data", hint=f"Give {FORMS}."
+        )
     try:
         import datasets
     except ImportError as error:
         raise SpecError(
-            f"data: {source} is a hub dataset and the package `datasets` is not installed",
+            f"{source} is a hub dataset and the package `datasets` is not installed",
+            key="data",
             hint="pip install datasets, or give a .jsonl or .parquet file",
         ) from error
     config, chosen = _config_and_split(found["parts"], split)
@@ -87,7 +90,8 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
         rows = datasets.load_dataset(found["name"], config, split=chosen)
     except Exception as error:  # each kind of failure of the hub has its own class
         raise SpecError(
-            f"data: the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
+            f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
+            key="data",
             hint=f"check name and network, or download it; the form is hub:org/name[:config]:split, here {chosen}",
         ) from error
     return (Row(number, f"{source}:{number}", dict(values)) for number, values in enumerate(rows, 1))

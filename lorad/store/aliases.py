@@ -1,8 +1,4 @@
-"""Aliases: names that serve a version each, and the log of their moves, which outlives them.
-
-An alias's row: {alias, run, version, updated_at, owner_uid, by, sha256, attested}; owner_uid: who made it, -1 where
-nobody knows. A move: {alias, run, version, at, by}; run and version are None where the alias was removed.
-"""
+"""Aliases: names that serve a version each, and the log of their moves, which outlives them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from lorad.errors import NotFound, SpecError
 from lorad.spec_errors import NAME_HINT
 from lorad.specs import NAME
 from lorad.store import events
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import AliasMoveRow, AliasRow
 
 BASE = "base"  # what pools call the model without any adapter
 REMOVED = ("", -1)  # run and version of the move that ends an alias
@@ -31,16 +28,17 @@ def check_name(alias: str) -> None:
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
 
 
-def aliases(store: Rows) -> list[Row]:
+def aliases(store: Rows) -> list[AliasRow]:
     """All of them, by name."""
-    return store.rows(SELECT + "ORDER BY a.alias")
+    return [AliasRow(**row) for row in store.rows(SELECT + "ORDER BY a.alias")]
 
 
-def find(store: Rows, alias: str) -> Row | None:
-    return store.row(SELECT + "WHERE a.alias = ?", (alias,))
+def find(store: Rows, alias: str) -> AliasRow | None:
+    row = store.row(SELECT + "WHERE a.alias = ?", (alias,))
+    return None if row is None else AliasRow(**row)
 
 
-def get(store: Rows, alias: str) -> Row:
+def get(store: Rows, alias: str) -> AliasRow:
     """Raises NotFound."""
     row = find(store, alias)
     if row is None:
@@ -48,7 +46,7 @@ def get(store: Rows, alias: str) -> Row:
     return row
 
 
-def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int = -1) -> Row:
+def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int = -1) -> AliasRow:
     """Let `alias`, which is made as one of `uid` if there is none, serve a version that exists: row, move and event,
     all or none."""
     with store.write() as connection:
@@ -59,27 +57,28 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int 
             (alias, run, version, now, uid),
         )
         _log(store, alias, run, version, now, by)
-        told = {"alias": alias, "version": version, "previous": before and f"{before['run']}@{before['version']}"}
+        told = {"alias": alias, "version": version, "previous": before and f"{before.run}@{before.version}"}
         events.append(store, run, "alias", told | {"by": by})
         return get(store, alias)
 
 
-def remove(store: Store, alias: str, *, by: str) -> Row:
+def remove(store: Store, alias: str, *, by: str) -> AliasRow:
     """The end of an alias: what it served. Raises NotFound."""
     with store.write() as connection:
         before = get(store, alias)
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
         _log(store, alias, *REMOVED, time.time(), by)
-        told = {"alias": alias, "version": None, "previous": f"{before['run']}@{before['version']}", "by": by}
-        events.append(store, before["run"], "alias", told)
+        told = {"alias": alias, "version": None, "previous": f"{before.run}@{before.version}", "by": by}
+        events.append(store, before.run, "alias", told)
         return before
 
 
-def moves(store: Rows, alias: str) -> list[Row]:
+def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
     """Newest first."""
     sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
     ended = {"run": None, "version": None}
-    return [row | (ended if (row["run"], row["version"]) == REMOVED else {}) for row in store.rows(sql, (alias,))]
+    rows = store.rows(sql, (alias,))
+    return [AliasMoveRow(**row | (ended if (row["run"], row["version"]) == REMOVED else {})) for row in rows]
 
 
 def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
@@ -99,12 +98,12 @@ def before(store: Rows, alias: str) -> tuple[str, int]:
     """
     now = get(store, alias)
     for row in moves(store, alias):
-        if row["version"] is None:
+        if row.run is None or row.version is None:
             break
-        if (row["run"], row["version"]) != (now["run"], now["version"]):
-            return row["run"], row["version"]
+        if (row.run, row.version) != (now.run, now.version):
+            return row.run, row.version
     hint = f"`lorad aliases {alias}` shows its moves; `lorad swap {alias} RUN@N` names a version."
-    raise NotFound(f"alias {alias} has served {now['run']}@{now['version']} only", hint=hint)
+    raise NotFound(f"alias {alias} has served {now.run}@{now.version} only", hint=hint)
 
 
 def _log(store: Store, alias: str, run: str, version: int, at: float, by: str) -> None:

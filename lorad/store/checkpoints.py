@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import time
 
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import CheckpointPlace, CheckpointRow
 
 
-def checkpoints(store: Rows, run: str) -> list[Row]:
-    """Those that count and are not deleted, the newest last: {run, step, attempt, version, path, bytes, created_at}.
-
-    `path` is absolute.
-    """
+def checkpoints(store: Rows, run: str) -> list[CheckpointRow]:
+    """Those that count and are not deleted, the newest last."""
     sql = (
         "SELECT c.run, c.step, c.attempt, c.version, r.directory || '/' || c.path AS path, c.bytes, c.created_at "
         "FROM checkpoints c JOIN runs r ON r.name = c.run "
         "WHERE c.run = ? AND c.lineage = 1 AND c.deleted_at IS NULL ORDER BY c.step, c.attempt"
     )
-    return store.rows(sql, (run,))
+    return [CheckpointRow(**row) for row in store.rows(sql, (run,))]
+
+
+def ever_made(store: Rows, run: str) -> set[tuple[int, int]]:
+    """Step and attempt of every checkpoint that a run ever made."""
+    rows = store.rows("SELECT step, attempt FROM checkpoints WHERE run = ?", (run,))
+    return {(row["step"], row["attempt"]) for row in rows}
+
+
+def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
+    """Run, step and attempt of every checkpoint of any run."""
+    return {(row["run"], row["step"], row["attempt"]) for row in store.rows("SELECT * FROM checkpoints")}
+
+
+def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
+    """The checkpoints of all runs that should have their files; lineage: without those that a rewind passed."""
+    which = "AND c.lineage = 1" if lineage else ""
+    sql = f"""
+    SELECT c.run, c.step, c.attempt, r.directory || '/' || c.path AS path
+    FROM checkpoints c JOIN runs r ON r.name = c.run WHERE c.deleted_at IS NULL {which} ORDER BY c.run, c.step
+    """
+    return [CheckpointPlace(**row) for row in store.rows(sql)]
 
 
 def mark_deleted(store: Store, run: str, step: int, attempt: int) -> None:

@@ -50,6 +50,10 @@ class Rows:
         """The first row of the answer; None when there is none."""
         return next(iter(self.rows(sql, parameters)), None)
 
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        return int(self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"])
+
     def close(self) -> None:
         self._connection.close()
 
@@ -81,6 +85,11 @@ class Reader(Rows):
             self._connection = sqlite3.connect(
                 uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
+
+    def close(self) -> None:
+        """A connection that cannot be closed goes with the process."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[Reader]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import EventRow, event_row
 
 
 def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *, at: float | None = None) -> int:
@@ -19,26 +20,41 @@ def append(store: Store, run: str | None, kind: str, data: Mapping[str, Any], *,
     return int(cursor.lastrowid or 0)
 
 
-def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[Row]:
-    """Events with a larger id, in order: {id, at, run, kind, data}. Of `run`: not those of a removed namesake."""
+def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> list[EventRow]:
+    """Events with a larger id, in order. Of `run`: not those of a removed namesake."""
     if run is None:
         rows = store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (id, limit))
     else:
-        first = store.row("SELECT first_event FROM runs WHERE name = ?", (run,)) or {"first_event": 0}
         sql = "SELECT * FROM events WHERE run = ? AND id > ? AND id >= ? ORDER BY id LIMIT ?"
-        rows = store.rows(sql, (run, id, first["first_event"], limit))
-    return [row | {"data": msgspec.json.decode(row["data"])} for row in rows]
+        rows = store.rows(sql, (run, id, first_id(store, run), limit))
+    return [event_row(row) for row in rows]
 
 
-def newest(store: Rows, limit: int, run: str | None = None) -> list[Row]:
+def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
     """The last events, oldest of them first, as `after` has them."""
     if run is None:
         rows = store.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", (limit,))
     else:
-        first = store.row("SELECT first_event FROM runs WHERE name = ?", (run,)) or {"first_event": 0}
         sql = "SELECT * FROM events WHERE run = ? AND id >= ? ORDER BY id DESC LIMIT ?"
-        rows = store.rows(sql, (run, first["first_event"], limit))
-    return [row | {"data": msgspec.json.decode(row["data"])} for row in reversed(rows)]
+        rows = store.rows(sql, (run, first_id(store, run), limit))
+    return [event_row(row) for row in reversed(rows)]
+
+
+def of_kind(store: Rows, run: str, kind: str, *, since: float = 0.0, limit: int = -1) -> list[dict[str, Any]]:
+    """The data of a run's events of one kind from `since` on, the newest first; limit: at most so many."""
+    sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND at >= ? ORDER BY id DESC LIMIT ?"
+    return [msgspec.json.decode(row["data"]) for row in store.rows(sql, (run, kind, since, limit))]
+
+
+def has_kind(store: Rows, run: str, kind: str) -> bool:
+    """Whether a run, or a removed one of that name, has an event of this kind."""
+    return store.row("SELECT 1 FROM events WHERE run = ? AND kind = ? LIMIT 1", (run, kind)) is not None
+
+
+def first_id(store: Rows, run: str) -> int:
+    """The id of a run's first event; 0 where there is no such run. Smaller ones are of a removed namesake."""
+    row = store.row("SELECT first_event FROM runs WHERE name = ?", (run,))
+    return 0 if row is None else int(row["first_event"])
 
 
 def last_id(store: Rows) -> int:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
+import time
+from collections.abc import Iterator
 
-from lorad.store.db import Row, Rows
+import msgspec
+from msgspec import Struct
+
+from lorad.states import ACTIVE, RunState
+from lorad.store.db import Rows
+from lorad.store.rows import EvalRow, StepRow, step_row
 
 LARGEST = 2**63 - 1  # what SQLite takes
 
 
-def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Row]:
-    """The first `limit` with step > after, in order: {step, attempt, at, version, samples, metrics}."""
+def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
+    """The first `limit` with step > after, in order."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
         "WHERE run = ? AND lineage = 1 AND step > ? ORDER BY step, attempt LIMIT ?"
     )
-    return [row | {"metrics": msgspec.json.decode(row["metrics"])} for row in store.rows(sql, (run, after, limit))]
+    return [step_row(row) for row in store.rows(sql, (run, after, limit))]
 
 
-def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[Row]:
+def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
     """Of what `steps` gives the first `limit` whose numbers are multiples of `every` (from 1 on), and the last of all.
 
     It looks at no others, so a million steps cost what their answer costs.
@@ -35,10 +41,122 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
     )
     first = min((after // every + 1) * every, LARGEST)
     found = store.rows(sql, {"run": run, "every": every, "after": after, "first": first, "limit": limit})
-    return [row | {"metrics": msgspec.json.decode(row["metrics"])} for row in found]
+    return [step_row(row) for row in found]
 
 
-def evals(store: Rows, run: str) -> list[Row]:
-    """In order of steps: {step, attempt, at, version, score, problems, failed}."""
-    columns = "step, attempt, at, version, score, problems, failed"
-    return store.rows(f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt", (run,))
+def evals(store: Rows, run: str) -> list[EvalRow]:
+    """In order of steps."""
+    columns = ", ".join(EvalRow.__struct_fields__)
+    sql = f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
+    return [EvalRow(**row) for row in store.rows(sql, (run,))]
+
+
+class SamplesFile(Struct, frozen=True):
+    """The samples of a step.
+
+    path: below the run's directory.
+    """
+
+    path: str
+    sha256: str
+
+
+def samples_file(store: Rows, run: str, step: int) -> SamplesFile | None:
+    sql = "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY attempt DESC"
+    row = store.row(sql, (run, step))
+    return None if row is None else SamplesFile(row["samples"], row["samples_sha256"])
+
+
+def furthest_steps(store: Rows, run: str) -> dict[int, int]:
+    """The last step of each attempt that made one, whether it still counts or not."""
+    rows = store.rows("SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt", (run,))
+    return {row["attempt"]: row["step"] for row in rows}
+
+
+def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
+    """The newest evaluation of these steps; None where there is none."""
+    sql = (
+        "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
+        "ORDER BY step DESC, attempt DESC LIMIT 1"
+    )
+    row = store.row(sql, (run, first, last))
+    return None if row is None else row["score"]
+
+
+def mean_reward(store: Rows, run: str, first: int, last: int, count: int) -> float | None:
+    """The mean over the last `count` of these steps; None where there is none."""
+    sql = (
+        "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
+        "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
+    )
+    score: float | None = store.rows(sql, (run, first, last, count))[0]["score"]
+    return score
+
+
+class StepTotals(Struct, frozen=True):
+    """Sums over all steps that were ever taken in.
+
+    rowid: the newest row that is counted.
+    """
+
+    rowid: int = 0
+    steps: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    published: int = 0
+    publish_seconds: float = 0.0
+    failed_rewards: float = 0.0
+    skipped_updates: float = 0.0
+
+
+def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
+    """With the steps that are new. Rows of a run that was removed meanwhile still count."""
+    newest = store.rows("SELECT coalesce(max(rowid), 0) AS n FROM steps")[0]["n"]
+    if newest <= before.rowid:
+        return msgspec.structs.replace(before, rowid=newest)
+    sql = (
+        "SELECT count(*) AS steps, total(json_extract(metrics, '$.tokens')) AS tokens, "
+        "total(json_extract(metrics, '$.seconds')) AS seconds, count(json_extract(metrics, '$.seconds_publish')) "
+        "AS published, total(json_extract(metrics, '$.seconds_publish')) AS publish_seconds, "
+        "total(json_extract(metrics, '$.failed_rewards')) AS failed_rewards, "
+        "total(json_extract(metrics, '$.skipped_updates')) AS skipped_updates FROM steps WHERE rowid > ?"
+    )
+    (more,) = store.rows(sql, (before.rowid,))
+    return StepTotals(newest, **{key: getattr(before, key) + value for key, value in more.items()})
+
+
+def ended_attempts(store: Rows) -> dict[str, int]:
+    """How many attempts ended, by reason."""
+    sql = "SELECT coalesce(reason, '') AS reason, count(*) AS n FROM attempts WHERE ended_at IS NOT NULL GROUP BY 1"
+    return {row["reason"] or "unknown": row["n"] for row in store.rows(sql)}
+
+
+def waits(store: Rows) -> Iterator[float]:
+    """Seconds that each queued run has waited."""
+    last = "SELECT at FROM events WHERE run = ? AND kind = 'state' ORDER BY id DESC LIMIT 1"
+    for run in store.rows("SELECT name, created_at FROM runs WHERE state = ?", (RunState.QUEUED,)):
+        since = (store.row(last, (run["name"],)) or {"at": run["created_at"]})["at"]
+        yield max(0.0, time.time() - since)
+
+
+class Reading(Struct, frozen=True):
+    """How far the journal of an active run is taken in.
+
+    offset: bytes that are taken in.
+    newest: Unix time of the run's newest event; None without one.
+    """
+
+    run: str
+    directory: str
+    offset: int
+    newest: float | None
+
+
+def readings(store: Rows) -> list[Reading]:
+    marks = ", ".join("?" for _ in ACTIVE)
+    sql = f"""
+    SELECT r.name, r.directory, coalesce(o."offset", 0) AS "offset",
+      (SELECT at FROM events e WHERE e.run = r.name ORDER BY id DESC LIMIT 1) AS newest
+    FROM runs r LEFT JOIN journal_offsets o ON o.run = r.name WHERE r.state IN ({marks})
+    """
+    return [Reading(*row.values()) for row in store.rows(sql, ACTIVE)]

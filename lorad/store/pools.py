@@ -1,8 +1,4 @@
-"""Pools and the devices that they hold.
-
-A pool's row: {pool, state, model, mode, device, pid, attempt, key (what a run must ask for to join), detail,
-created_at, idle_since (None while a run uses it)}.
-"""
+"""Pools and the devices that they hold."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ import time
 from typing import Any
 
 from lorad.errors import NotFound
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import LeaseRow, PoolRow
 
 FIELDS = frozenset({"state", "model", "mode", "device", "pid", "attempt", "key", "detail", "idle_since"})
 
 
-def upsert(store: Store, pool: str, **columns: Any) -> Row:
+def upsert(store: Store, pool: str, **columns: Any) -> PoolRow:
     """Make a pool (state, model, mode and device are needed) or change columns of FIELDS: its row."""
     if unknown := set(columns) - FIELDS:
         raise ValueError(f"a pool has no {', '.join(sorted(unknown))}")
@@ -30,17 +27,17 @@ def upsert(store: Store, pool: str, **columns: Any) -> Row:
         return get(store, pool)
 
 
-def get(store: Rows, pool: str) -> Row:
+def get(store: Rows, pool: str) -> PoolRow:
     """Raises NotFound."""
     row = store.row("SELECT * FROM pools WHERE pool = ?", (pool,))
     if row is None:
         raise NotFound(f"no pool {pool}", hint="`lorad pools` shows what there is.")
-    return row
+    return PoolRow(**row)
 
 
-def list_pools(store: Rows) -> list[Row]:
+def list_pools(store: Rows) -> list[PoolRow]:
     """Oldest first."""
-    return store.rows("SELECT * FROM pools ORDER BY created_at, rowid")
+    return [PoolRow(**row) for row in store.rows("SELECT * FROM pools ORDER BY created_at, rowid")]
 
 
 def remove(store: Store, pool: str) -> None:
@@ -59,6 +56,5 @@ def lease(store: Store, pool: str, device: str, why: str) -> None:
         )
 
 
-def leases(store: Rows) -> list[Row]:
-    """{device, pool, why, taken_at}."""
-    return store.rows("SELECT * FROM leases ORDER BY device, pool")
+def leases(store: Rows) -> list[LeaseRow]:
+    return [LeaseRow(**row) for row in store.rows("SELECT * FROM leases ORDER BY device, pool")]

@@ -1,36 +1,44 @@
-"""Runs and their attempts.
-
-A run's row: the keys of a run in `lorad.client`, and {owner_uid, spec (JSON text), directory, priority, wanted
-(pause | stop | kill | None), preempted (name of the run that it makes, or made, room for), resume_step, sweep (that it
-is a point of), origin (`run@version` or a directory that it came from), serving (1: a pool of its base stays up)}.
-signals, recent: JSON text that goes to clients as it is.
-`started_at` is when it was first placed; `ended_at` is None until it ended.
-"""
+"""Runs and their attempts."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lorad.errors import Conflict, NotFound
-from lorad.states import MOVES, EndReason, Move, RunState, target
+from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.db import Row, Rows, Store
+from lorad.store.rows import AttemptRow, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
 FIELDS = frozenset(
-    {"detail", "origin", "pool", "preempted", "priority", "resume_step", "serving", "spec", "steps", "sweep", "waiting"}
+    {
+        "detail",
+        "origin",
+        "pool",
+        "preempted",
+        "priority",
+        "restart_at",
+        "resume_step",
+        "serving",
+        "spec",
+        "steps",
+        "sweep",
+        "waiting",
+    }
     | {"wanted"}
 )
 RECENT_SECONDS = 24 * 3600.0
-SUMMARY = """
+DAEMON = "daemon"  # who moves a run that nobody asked for
+BASE = "json_extract(spec, '$.model.path') AS base"
+SUMMARY = f"""
 name, owner, owner_uid, state, reason, detail, waiting, preempted, serving, step, steps, reward, eval_first, eval_last,
 version, pool, created_at, started_at, ended_at, attempt, priority, tokens_per_second, step_seconds, signals, recent,
-origin, json_extract(spec, '$.model.path') AS base
-"""  # a spec is larger than all of these: a list of a thousand runs leaves it on disk
+origin, {BASE}
+"""
 
 
 def create(
@@ -43,13 +51,13 @@ def create(
     steps: int,
     priority: int,
     owner_uid: int | None = None,
-) -> Row:
+) -> RunRow:
     """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use.
 
     Attempts count on from a removed run of the same name: a pool knows who calls by name and attempt.
     """
     with store.write() as connection:
-        if store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+        if exists(store, name):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
         event = _tell(store, name, None, RunState.QUEUED, by=owner)
         row = {
@@ -66,25 +74,103 @@ def _last_removed(store: Rows, name: str) -> int:
     return int((store.row(sql, (name,)) or {})["attempt"] or 0)
 
 
-def get(store: Rows, name: str) -> Row:
+def exists(store: Rows, name: str) -> bool:
+    return store.row("SELECT 1 FROM runs WHERE name = ?", (name,)) is not None
+
+
+def name_in_use(store: Rows, name: str) -> str | None:
+    """The run whose name differs from `name` in capitals at most."""
+    row = store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (name,))
+    return None if row is None else str(row["name"])
+
+
+def find(store: Rows, name: str) -> RunRow | None:
+    row = store.row(f"SELECT *, {BASE} FROM runs WHERE name = ?", (name,))
+    return None if row is None else run_row(row)
+
+
+def get(store: Rows, name: str) -> RunRow:
     """Raises NotFound."""
-    row = store.row("SELECT * FROM runs WHERE name = ?", (name,))
+    row = find(store, name)
     if row is None:
         raise NotFound(f"no run named {name}", hint="`lorad list --all` shows every run.")
-    return _shaped(row)
+    return row
 
 
-def list_named(store: Rows, names: Sequence[str]) -> list[Row]:
-    """The summaries of the named runs that exist, newest first."""
+def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
+    """The names of all runs, or of one owner's, oldest first."""
+    where, values = ("", ()) if owner_uid is None else ("WHERE owner_uid = ?", (owner_uid,))
+    return [row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)]
+
+
+def every(store: Rows) -> list[RunRow]:
+    """All runs, oldest first."""
+    return [run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs ORDER BY created_at, rowid")]
+
+
+def count_by_state(store: Rows) -> dict[RunState, int]:
+    """Without the states that no run is in."""
+    rows = store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
+    return {RunState(row["state"]): row["runs"] for row in rows}
+
+
+def count_active(store: Rows, owner_uid: int) -> int:
+    """The runs of one owner for which a driver or a pool may be working."""
+    marks = ", ".join("?" for _ in ACTIVE)
+    sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
+    return int(store.rows(sql, (owner_uid, *ACTIVE))[0]["runs"])
+
+
+def directories(store: Rows) -> dict[int, list[Path]]:
+    """The directories of all runs, by the uid of their owner."""
+    found: dict[int, list[Path]] = {}
+    for row in store.rows("SELECT owner_uid, directory FROM runs"):
+        found.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
+    return found
+
+
+def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None:
+    """Correct a run whose directory was moved."""
+    with store.write() as connection:
+        connection.execute("UPDATE runs SET directory = ?, spec = ? WHERE name = ?", (directory, spec_json, name))
+
+
+def names_first_ended(store: Rows, limit: int) -> list[str]:
+    """The runs that ended first, without those that serve."""
+    sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
+    return [row["name"] for row in store.rows(sql, (limit,))]
+
+
+def pools_in_use(store: Rows) -> set[str]:
+    """The pools of runs that are not over, and of those that serve."""
+    sql = "SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)"
+    return {row["pool"] for row in store.rows(sql)}
+
+
+def owners_of_aliased(store: Rows) -> dict[str, int]:
+    """The uid of the owner of each run that an alias serves a version of."""
+    rows = store.rows("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)")
+    return {row["name"]: row["owner_uid"] for row in rows}
+
+
+def owners_served(store: Rows) -> set[int]:
+    """The uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
+    sql = """
+    SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
+    OR name IN (SELECT run FROM versions WHERE pinned = 1)
+    """
+    return {row["owner_uid"] for row in store.rows(sql)}
+
+
+def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
+    """Those of them that there are, newest first."""
     marks = ", ".join("?" for _ in names)
     sql = f"SELECT {SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
-    return [_shaped(row) for row in store.rows(sql, tuple(names))]
+    return [run_summary(row) for row in store.rows(sql, tuple(names))]
 
 
-def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
-    """The summaries of runs, newest first; without `all`, those that have not ended or ended in the last day.
-
-    A summary has the keys of SUMMARY instead of all of a run's row: `base` is the model of its spec.
+def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
+    """Newest first; without `all`, those that have not ended or ended in the last day.
 
     limit: of those that ended, the newest so many, as far as there are not more others; 0: every one.
     """
@@ -94,21 +180,21 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[Row]:
     most = max(0, limit - len(others)) if limit else -1
     ended = store.rows(f"SELECT rowid, {SUMMARY} FROM runs WHERE ended_at >= ? {order} LIMIT ?", (since, most))
     rows = sorted([*others, *ended], key=lambda row: (row["created_at"], row.pop("rowid")), reverse=True)
-    return [_shaped(row) for row in rows]
+    return [run_summary(row) for row in rows]
 
 
-def in_states(store: Rows, *states: RunState) -> list[Row]:
+def in_states(store: Rows, *states: RunState) -> list[RunRow]:
     """In the order of the queue: by priority, highest first, then oldest first."""
     marks = ", ".join("?" for _ in states)
-    sql = f"SELECT * FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
-    return [_shaped(row) for row in store.rows(sql, states)]
+    sql = f"SELECT *, {BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
+    return [run_row(row) for row in store.rows(sql, states)]
 
 
-def queue(store: Rows) -> list[Row]:
-    """{name, owner_uid, priority, waiting} of every queued run: highest priority first, then oldest first."""
+def queue(store: Rows) -> list[QueuedRow]:
+    """Every queued run: highest priority first, then oldest first."""
     sql = """SELECT name, owner_uid, priority, waiting FROM runs WHERE state = 'queued'
     ORDER BY priority DESC, created_at, rowid"""
-    return store.rows(sql)
+    return [QueuedRow(**row) for row in store.rows(sql)]
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
@@ -118,9 +204,26 @@ def latest_starts(store: Rows) -> dict[int, float]:
     return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
 
 
-def that_serve(store: Rows) -> list[Row]:
+def restarts(store: Rows, name: str) -> int:
+    """How often the daemon has restarted a run since somebody started or resumed it."""
+    sql = """
+    WITH moves AS (
+      SELECT e.id, json_extract(e.data, '$.move') AS move, json_extract(e.data, '$.by') AS "by"
+      FROM events e JOIN runs r ON r.name = e.run WHERE e.run = ? AND e.kind = 'state' AND e.at >= r.created_at
+    )
+    SELECT count(*) AS made FROM moves WHERE move = ? AND id > coalesce(
+      (SELECT max(id) FROM moves WHERE move = ? AND "by" != ?), 0
+    )
+    """
+    (row,) = store.rows(sql, (name, Move.RESTART, Move.RESUME, DAEMON))
+    return int(row["made"])
+
+
+def that_serve(store: Rows) -> list[RunRow]:
     """Those for which a pool is kept up, oldest first."""
-    return [_shaped(row) for row in store.rows("SELECT * FROM runs WHERE serving = 1 ORDER BY created_at, rowid")]
+    return [
+        run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
+    ]
 
 
 def move(
@@ -131,8 +234,8 @@ def move(
     expect: RunState | None = None,
     reason: EndReason | None = None,
     detail: str = "",
-    by: str = "daemon",
-) -> Row:
+    by: str = DAEMON,
+) -> RunRow:
     """Make one move of `lorad.states.MOVES` and tell its event, both or neither: the new row.
 
     `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is not allowed
@@ -141,7 +244,7 @@ def move(
     if (move is Move.END) != (reason is not None):
         raise ValueError(f"{move}: a run ends with a reason, and only then")
     with store.write() as connection:
-        before = RunState(get(store, name)["state"])
+        before = RunState(get(store, name).state)
         to = target(before, move)
         if to is None or expect not in (None, before):
             raise _not_allowed(name, before, move, expect)
@@ -171,7 +274,7 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
     Raises NotFound, and Conflict while it works, or one of its versions is aliased or pinned.
     """
     with store.write() as connection:
-        state = RunState(get(store, name)["state"])
+        state = RunState(get(store, name).state)
         if not state.is_over:
             raise Conflict(f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first.")
         _refuse_held(store, name)
@@ -179,8 +282,8 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
         newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})["version"]
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
-        connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row["sweep"],))
-        events.append(store, name, "removed", {"by": by, "attempt": row["attempt"], "version": newest})
+        connection.execute(f"DELETE FROM sweeps WHERE sweep = ? AND {is_empty}", (row.sweep,))
+        events.append(store, name, "removed", {"by": by, "attempt": row.attempt, "version": newest})
 
 
 def _refuse_held(store: Rows, name: str) -> None:
@@ -202,7 +305,7 @@ def _refuse_held(store: Rows, name: str) -> None:
 def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
     """The number of a new attempt, never used before. Raises NotFound."""
     with store.write() as connection:
-        attempt = int(get(store, name)["attempt"]) + 1
+        attempt = int(get(store, name).attempt) + 1
         values = (name, attempt, resumed_from, time.time())
         connection.execute("INSERT INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values)
         connection.execute("UPDATE runs SET attempt = ? WHERE name = ?", (attempt, name))
@@ -230,23 +333,24 @@ def end_attempt(
         connection.execute(sql, (detail, time.time(), exit_code, signal, reason, name, attempt))
 
 
-def attempts(store: Rows, name: str) -> list[Row]:
-    """In order: {attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail}."""
-    columns = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail"
-    return store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
+def attempts(store: Rows, name: str) -> list[AttemptRow]:
+    """In order."""
+    columns = ", ".join(AttemptRow.__struct_fields__)
+    rows = store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
+    return [AttemptRow(**row) for row in rows]
 
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
     """What else changes in the row of a run that makes this move."""
+    nothing = {"waiting": "", "wanted": None, "preempted": None, "restart_at": None}
     match move:
         case Move.PLACE:
-            return {"waiting": "", "preempted": None}
+            return {"waiting": "", "preempted": None, "restart_at": None}
         case Move.PAUSE:
-            return {"detail": detail, "waiting": "", "wanted": None, "preempted": None}
+            return {"detail": detail} | nothing
         case Move.END:
-            gone = {"waiting": "", "wanted": None, "preempted": None}
-            return {"reason": reason, "detail": detail, "ended_at": time.time()} | gone
-        case Move.RESUME:
+            return {"reason": reason, "detail": detail, "ended_at": time.time()} | nothing
+        case Move.RESUME | Move.RESTART:
             return {"reason": None, "detail": "", "wanted": None, "ended_at": None}
         case _:
             return {}
@@ -262,10 +366,3 @@ def _not_allowed(name: str, state: RunState, move: Move, expect: RunState | None
 
 def _tell(store: Store, name: str, before: RunState | None, state: RunState, **more: Any) -> int:
     return events.append(store, name, "state", {"from": before, "state": state} | more)
-
-
-def _shaped(row: Row) -> Row:
-    row.pop("first_event", None)
-    row["rates"] = {"tokens_per_second": row.pop("tokens_per_second"), "step_seconds": row.pop("step_seconds")}
-    row["signals"], row["recent"] = msgspec.Raw(row["signals"]), msgspec.Raw(row["recent"])
-    return row

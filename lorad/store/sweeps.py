@@ -1,8 +1,4 @@
-"""Sweeps: a grid of runs, and what successive halving decided of them.
-
-A sweep's row: {sweep, owner, owner_uid, created_at, grid {key: [text]}, halving {eta, rungs: [step], metric} or None,
-rungs: [{step, kept: [run], stopped: [run], scores: {run: number or None}, at}] in order}.
-"""
+"""Sweeps: a grid of runs, and what successive halving decided of them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from typing import Any
 import msgspec
 
 from lorad.errors import Conflict, NotFound
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import Halving, Rung, SweepRow, sweep_row
 
 SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
 
@@ -24,9 +21,9 @@ def create(
     *,
     owner: str,
     grid: Mapping[str, Sequence[str]],
-    halving: Mapping[str, Any] | None,
+    halving: Halving | None,
     owner_uid: int = -1,
-) -> Row:
+) -> SweepRow:
     """Raises Conflict when the name is in use."""
     with store.write() as connection:
         refuse_used(store, sweep)
@@ -44,23 +41,23 @@ def refuse_used(store: Rows, sweep: str) -> None:
         raise Conflict(f"there is a sweep named {sweep}", hint=hint)
 
 
-def get(store: Rows, sweep: str) -> Row:
+def get(store: Rows, sweep: str) -> SweepRow:
     """Raises NotFound."""
     row = store.row(f"{SELECT} WHERE sweep = ?", (sweep,))
     if row is None:
         raise NotFound(f"no sweep {sweep}", hint="`lorad sweep --list` shows every sweep.")
-    return _shaped(row)
+    return sweep_row(row)
 
 
-def sweeps(store: Rows) -> list[Row]:
+def sweeps(store: Rows) -> list[SweepRow]:
     """Newest first."""
-    return [_shaped(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
+    return [sweep_row(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
 
 
-def undecided(store: Rows) -> list[Row]:
+def undecided(store: Rows) -> list[SweepRow]:
     """Those with a rung that nothing was decided at, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
-    return [_shaped(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
+    return [sweep_row(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
 
 
 def members(store: Rows, sweep: str) -> list[str]:
@@ -69,16 +66,11 @@ def members(store: Rows, sweep: str) -> list[str]:
     return [row["name"] for row in rows]
 
 
-def decide(store: Store, sweep: str, rung: Mapping[str, Any]) -> None:
+def decide(store: Store, sweep: str, rung: Rung) -> None:
     """Add what was decided at the next rung."""
     with store.write() as connection:
-        rungs = [*get(store, sweep)["rungs"], rung]
+        rungs = [*get(store, sweep).rungs, rung]
         connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", (_json(rungs), sweep))
-
-
-def _shaped(row: Row) -> Row:
-    decoded = {key: msgspec.json.decode(row[key]) for key in ("grid", "rungs")}
-    return row | decoded | {"halving": row["halving"] and msgspec.json.decode(row["halving"])}
 
 
 def _json(value: Any) -> str:

@@ -1,16 +1,11 @@
-"""Versions of adapters: immutable, so that only what is said about them changes here.
-
-A version's row: the keys of a version in `lorad.client` without `loaded` (only the pool knows), and {attempt, bytes,
-attestation, lineage (False when a rewind passed it), owner_uid (of the run)}. `path` is absolute.
-"""
+"""Versions of adapters: immutable, so that only what is said about them changes here."""
 
 from __future__ import annotations
 
-import msgspec
-
 from lorad.errors import NotFound
 from lorad.store import events
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Rows, Store
+from lorad.store.rows import VersionRow, version_row
 
 SELECT = """
 SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank, v.alpha, v.bytes, v.attested,
@@ -20,31 +15,49 @@ FROM versions v JOIN runs r ON r.name = v.run
 """
 
 
-def versions(store: Rows, run: str | None = None) -> list[Row]:
+def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
     """Of one run or of all, in order of run and number."""
     sql = SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
-    return [_shaped(row) for row in store.rows(sql, () if run is None else (run,))]
+    return [version_row(row) for row in store.rows(sql, () if run is None else (run,))]
 
 
-def get_version(store: Rows, run: str, number: int) -> Row:
+def get_version(store: Rows, run: str, number: int) -> VersionRow:
     """Raises NotFound."""
     row = store.row(SELECT + "WHERE v.run = ? AND v.version = ?", (run, number))
     if row is None:
         raise NotFound(f"no version {run}@{number}", hint=f"`lorad adapters {run}` shows what there is.")
-    return _shaped(row)
+    return version_row(row)
 
 
-def held_versions(store: Rows) -> list[Row]:
+def exists(store: Rows, run: str, number: int) -> bool:
+    return store.row("SELECT 1 FROM versions WHERE run = ? AND version = ?", (run, number)) is not None
+
+
+def numbers(store: Rows) -> set[tuple[str, int]]:
+    """Run and number of every version."""
+    return {(row["run"], row["version"]) for row in store.rows("SELECT run, version FROM versions")}
+
+
+def is_anything_served(store: Rows) -> bool:
+    """Whether there is an alias, a pinned version, or a run that serves."""
+    sql = """
+    SELECT 1 FROM aliases UNION ALL SELECT 1 FROM versions WHERE pinned = 1
+    UNION ALL SELECT 1 FROM runs WHERE serving = 1 LIMIT 1
+    """
+    return store.row(sql) is not None
+
+
+def held_versions(store: Rows) -> list[VersionRow]:
     """All that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
     sql = f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
-    return [_shaped(row) for row in store.rows(sql)]
+    return [version_row(row) for row in store.rows(sql)]
 
 
-def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> Row:
+def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> VersionRow:
     """Pin a version or take its pin away, and tell; one that is so already stays, without an event. Raises NotFound."""
     with store.write() as connection:
-        if get_version(store, run, number)["pinned"] != pinned:
+        if get_version(store, run, number).pinned != pinned:
             sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
             connection.execute(sql, (pinned, run, number))
             events.append(store, run, "pin" if pinned else "unpin", {"version": number, "by": by})
@@ -57,11 +70,3 @@ def first_number(store: Rows, run: str) -> int:
     sql = f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
     newest = (store.row(sql, (run,)) or {})["newest"]
     return 0 if newest is None else int(newest) + 1
-
-
-def _shaped(row: Row) -> Row:
-    return row | {
-        "aliases": msgspec.json.decode(row["aliases"]),
-        "pinned": bool(row["pinned"]),
-        "lineage": bool(row["lineage"]),
-    }

@@ -89,7 +89,7 @@ def interpreter_of(backend: str, named: Path | None) -> Path:
     if named is not None:
         return named
     if backend == "megatron":
-        raise SpecError(f"trainer.backend: config.yaml names no python for {backend}", hint=install_hint(backend))
+        raise SpecError(f"config.yaml names no python for {backend}", key="trainer.backend", hint=install_hint(backend))
     return Path(sys.executable)
 
 
@@ -99,10 +99,13 @@ def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapp
     try:
         found = installed(python, needed)
     except NoInterpreter as error:
-        raise SpecError(f"trainer.backend: {python}, for {backend}: {error}", hint=install_hint(backend)) from None
+        raise SpecError(
+            f"{python}, for {backend}: {error}", key="trainer.backend", hint=install_hint(backend)
+        ) from None
     if missing := [name for name in needed if name not in found]:
         raise SpecError(
-            f"trainer.backend: {backend} needs {', '.join(missing)}, not installed beside {python}",
+            f"{backend} needs {', '.join(missing)}, not installed beside {python}",
+            key="trainer.backend",
             hint=install_hint(backend),
         )
     return found

@@ -21,18 +21,19 @@ def trainer_class(name: str, override: str | None = None) -> type[Trainer]:
     Raises SpecError for a name that is not known and for a class that can not be imported or is no Trainer.
     """
     if override is None and name not in BACKENDS:
-        raise SpecError(f"trainer.backend: no trainer {name!r}", hint=f"there is {', '.join(sorted(BACKENDS))}")
+        raise SpecError(f"no trainer {name!r}", key="trainer.backend", hint=f"there is {', '.join(sorted(BACKENDS))}")
     place = override or BACKENDS[name]
     module, _, attribute = place.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise SpecError(
-            f"trainer.backend: {name} is {place}, which can not be imported: {error}",
+            f"{name} is {place}, which can not be imported: {error}",
+            key="trainer.backend",
             hint="run `lorad doctor`: it says what to install",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Trainer)):
         raise SpecError(
-            f"trainer.backend: {place} is no trainer", hint="name a subclass of lorad.trainers.base.Trainer"
+            f"{place} is no trainer", key="trainer.backend", hint="name a subclass of lorad.trainers.base.Trainer"
         )
     return found

@@ -50,7 +50,8 @@ def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
     }
     if not found:
         raise SpecError(
-            f"trainer.backend: megatron can adapt no linear of the model (it has {next(iter(linears), 'none')})",
+            f"megatron can adapt no linear of the model (it has {next(iter(linears), 'none')})",
+            key="trainer.backend",
             hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use trainer.backend: fsdp.",
         )
     return found

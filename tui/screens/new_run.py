@@ -16,13 +16,12 @@ from textual.widgets import Input
 
 from lorad.client import Client
 from lorad.errors import LoradError
-from lorad.spec_text import blamed
 from lorad.text import one_line
 from lorad.tui import keys, sources
 from lorad.tui.actions import Field, needed
 from lorad.tui.entries import entry
 from lorad.tui.feed import Changes
-from lorad.tui.form import MORE, Draft, Source, command, draw_up, named, rebased
+from lorad.tui.form import MORE, Draft, Source, blamed, command, draw_up, named, rebased
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.base import Base
 from lorad.tui.screens.confirm import Confirm
@@ -183,7 +182,7 @@ class NewRun(Base):
         return name, []
 
     def _tell_refused(self, error: LoradError) -> None:
-        about, told = blamed(error.message)
+        about, told = blamed(error)
         key = next((key for key in self._texts if about and f"{key}.".startswith(f"{about}.")), about)
         self._refused = {key: named(about, told, error.hint)}
         if key in self._texts:

@@ -11,7 +11,7 @@ from lorad.daemon.pools import refresh
 from lorad.daemon.request import Call
 from lorad.daemon.views import version_view
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import VersionRow
 from lorad.store.versions import versions
 
 
@@ -24,6 +24,6 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     return await asyncio.to_thread(views, ctx, rows)
 
 
-def views(ctx: Context, rows: list[Row]) -> list[dict[str, Any]]:
+def views(ctx: Context, rows: list[VersionRow]) -> list[dict[str, Any]]:
     """Looks for the files of each, which takes a while where there are thousands."""
     return [version_view(ctx, row) for row in rows]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
@@ -16,4 +18,4 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     found = await ctx.read(moves, alias)
     if not found:
         get(ctx.store, alias)
-    return seen_by_run(ctx, call.caller, found)
+    return [to_builtins(row) for row in seen_by_run(ctx, call.caller, found)]

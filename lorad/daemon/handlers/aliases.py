@@ -19,12 +19,12 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     rows = seen_aliases(ctx, call.caller)
     owners = [of_alias(ctx, row).owner_uid for row in rows]
     names = {uid: name_of(uid) for uid in {*owners}}
-    steps = {(version["run"], version["version"]): version["step"] for version in held_versions(ctx.store)}
+    steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
     traffic = msgspec.to_builtins(await traffic_of(ctx, rows))
     before = {alias: f"{run}@{version}" for alias, (run, version) in rollbacks(ctx.store).items()}
     return [
-        row
-        | {"owner": names[uid], "step": steps.get((row["run"], row["version"])), "traffic": traffic[row["alias"]]}
-        | {"previous": before.get(row["alias"])}
+        msgspec.to_builtins(row)
+        | {"owner": names[uid], "step": steps.get((row.run, row.version)), "traffic": traffic[row.alias]}
+        | {"previous": before.get(row.alias)}
         for row, uid in zip(rows, owners, strict=True)
     ]

@@ -25,7 +25,8 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[dict[str
         runs.get(ctx.store, run)
     if call.text("last") is not None:
         wanted = min(max(call.number("last", 0), 0), MOST)
-        return seen_by_run(ctx, call.caller, await ctx.read(events.newest, wanted, run))
+        rows = seen_by_run(ctx, call.caller, await ctx.read(events.newest, wanted, run))
+        return [msgspec.to_builtins(row) for row in rows]
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     cursor = events.last_id(ctx.store) if after < 0 else after
     await response.prepare(call.request)
@@ -46,9 +47,9 @@ async def send(ctx: Context, caller: Caller, response: web.StreamResponse, curso
             await response.write(idle(cursor))
             return cursor
         rung = ctx.waker.bell()  # it may have rung for other runs
-    shown = seen_by_run(ctx, caller, [{"run": line.run, "text": line.text} for line in found])
+    shown = seen_by_run(ctx, caller, found)
     if shown:
-        await response.write(b"".join(row["text"] for row in shown))
+        await response.write(b"".join(line.text for line in shown))
     await asyncio.sleep(0)  # others have their turn, however fast this one reads
     return found[-1].id
 

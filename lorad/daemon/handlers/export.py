@@ -34,10 +34,10 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     target = Path(call.json(Body).directory)
     if not target.is_absolute():
         raise SpecError(f"{target} is not an absolute path", hint="Give the whole path.")
-    owner, caller = ctx.user(runs.get(ctx.store, version["run"])["owner_uid"]), ctx.user(call.caller.uid)
+    owner, caller = ctx.user(runs.get(ctx.store, version.run).owner_uid), ctx.user(call.caller.uid)
     with in_hand(ctx, version):
-        await in_thread(ctx, call.caller.uid, copy, Path(version["path"]), target, owner, caller)
-    return {"version": f"{version['run']}@{version['version']}", "path": str(target), "sha256": version["sha256"]}
+        await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
+    return {"version": f"{version.run}@{version.version}", "path": str(target), "sha256": version.sha256}
 
 
 def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
@@ -46,7 +46,7 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
     The copy names its base as transformers opens it.
     """
     with as_user(owner):
-        if not has_files({"path": source}):
+        if not has_files(source):
             hint = "Export a version of a checkpoint."
             raise NotFound(f"the files of {source} are gone or not written yet", hint=hint)
         verify(source)

@@ -35,7 +35,7 @@ from lorad.spec_text import overridden, override
 from lorad.specs import Positive, Spec
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row
+from lorad.store.rows import RunRow, VersionRow
 
 NAME_LENGTH = 63
 FREE = frozenset({"lora.dropout", "lora.type"})  # of `lora`: what is not the shape of the adapter
@@ -60,7 +60,7 @@ class Start(NamedTuple):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError."""
     body, version = call.json(Body), find_version(ctx, call.request.match_info["version"])
-    parent = runs.get(ctx.store, version["run"])
+    parent = runs.get(ctx.store, version.run)
     if body.fresh:
         await await_files(ctx, version)
     start = begun(ctx, parent, version, body.fresh)
@@ -69,7 +69,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     refuse_priority(ctx, call.caller, spec)
     asked, text = asked_before(ctx, parent), spec_text(parent)
     with in_hand(ctx, version):
-        staged = await taken(ctx, start, spec, (parent["owner_uid"], call.caller.uid))
+        staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
     kl: Staged | None = None
     try:
         begins = Begins(staged, parent, asked.reference if inherits(body, spec) else None)
@@ -84,25 +84,25 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     return run_view(row) | {"warnings": request.facts.warnings}
 
 
-def begun(ctx: Context, parent: Row, version: Row, fresh: bool) -> Start:
+def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
     """The newest checkpoint that holds `version`. Raises NotFound, which tells what there is."""
-    origin = f"{version['run']}@{version['version']}"
+    origin = f"{version.run}@{version.version}"
     if fresh:
-        return Start(origin, Path(version["path"]), version["step"])
-    present = [row for row in checkpoints(ctx.store, parent["name"]) if has_files(row)]
-    found = [row for row in present if row["version"] == version["version"]]
+        return Start(origin, Path(version.path), version.step)
+    present = [row for row in checkpoints(ctx.store, parent.name) if has_files(row.path)]
+    found = [row for row in present if row.version == version.version]
     if not found:
-        known = ", ".join(f"{row['run']}@{row['version']}" for row in present)
-        there = f"These have one: {known}. " if known else f"No version of {parent['name']} has one. "
+        known = ", ".join(f"{row.run}@{row.version}" for row in present)
+        there = f"These have one: {known}. " if known else f"No version of {parent.name} has one. "
         raise NotFound(
             f"no checkpoint holds {origin}, so its optimizer's state is not there any more",
             hint=f"{there}With --fresh the weights alone are taken, and Adam begins anew.",
         )
-    trained = spec_at(run_dir(parent).attempt(found[-1]["attempt"]))
-    return Start(origin, Path(found[-1]["path"]), found[-1]["step"], trained)
+    trained = spec_at(run_dir(parent).attempt(found[-1].attempt))
+    return Start(origin, Path(found[-1].path), found[-1].step, trained)
 
 
-def respecified(ctx: Context, parent: Row, body: Body, start: Start) -> Spec:
+def respecified(ctx: Context, parent: RunRow, body: Body, start: Start) -> Spec:
     """The parent's spec as the fork wants it. Raises SpecError for what defines the adapter."""
     for text in body.overrides:
         refuse_shape(text)
@@ -112,7 +112,7 @@ def respecified(ctx: Context, parent: Row, body: Body, start: Start) -> Spec:
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:
         spec = fitted(spec, body.overrides, start.trained)
-    name = body.name or spec.name or free_name(ctx, parent["name"])
+    name = body.name or spec.name or free_name(ctx, parent.name)
     return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
 
 
@@ -131,7 +131,7 @@ def free_name(ctx: Context, parent: str) -> str:
     number, suffix = 1, "-fork"
     while True:
         name = parent[: NAME_LENGTH - len(suffix)] + suffix
-        if not ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)) and not (ctx.runs_root / name).exists():
+        if not runs.exists(ctx.store, name) and not (ctx.runs_root / name).exists():
             return name
         number += 1
         suffix = f"-fork-{number}"
@@ -146,7 +146,7 @@ async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -
     """
     staged = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
     owner, caller = map(ctx.user, uids)
-    if not has_files({"path": start.directory}):
+    if not has_files(start.directory):
         raise NotFound(f"the files of {start.origin} are not there", hint="`lorad adapters` shows which are.")
     try:
         staged.mkdir(mode=0o700)
@@ -194,7 +194,7 @@ def inherits(body: Body, spec: Spec) -> bool:
     return spec.algorithm.kl.reference not in (None, "start") and not said
 
 
-def asked_before(ctx: Context, parent: Row) -> Request:
+def asked_before(ctx: Context, parent: RunRow) -> Request:
     """Read before anything is awaited: the parent may be removed meanwhile. Raises StorageError."""
     return replace(request_of(parent), bases=bases_of(ctx, parent))
 
@@ -215,7 +215,7 @@ async def looked_at(
     return replace(asked, overrides=overrides, model_path=facts.model_path, facts=facts), spec
 
 
-def spec_text(run: Row) -> str:
+def spec_text(run: RunRow) -> str:
     """What the user wrote."""
     path = run_dir(run).spec_text
     return path.read_text() if path.exists() else ""
@@ -223,7 +223,7 @@ def spec_text(run: Row) -> str:
 
 def settled(
     ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
-) -> Row:
+) -> RunRow:
     """The run, with its origin in its directory before it exists. Never awaits. Raises StorageError."""
     start, staged, text = origin
     directory = make_directory(ctx, spec, text, request)
@@ -237,8 +237,8 @@ def settled(
     reference.settle(kl, directory)
     with ctx.store.write():
         row = create(ctx, spec, directory, call.caller, request.facts.warnings)
-        runs.set_fields(ctx.store, row["name"], origin=start.origin)
+        runs.set_fields(ctx.store, row.name, origin=start.origin)
         fresh = spec.lora.adapter_path is not None
         told = {"from": start.origin, "step": start.step, "fresh": fresh, "by": call.caller.name}
-        events.append(ctx.store, row["name"], "forked", told)
-        return runs.get(ctx.store, row["name"])
+        events.append(ctx.store, row.name, "forked", told)
+        return runs.get(ctx.store, row.name)

@@ -19,7 +19,7 @@ from lorad.daemon.prune import Doomed, delete, discard_all
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.rubbish import everything, still
 from lorad.store.aliases import rollbacks
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 TURN = 64  # things found until others have their turn
 
@@ -45,17 +45,17 @@ def kept(ctx: Context, caller: Caller) -> list[dict[str, str]]:
     """Versions that stay although nothing serves them: an alias of the caller's would go back to them."""
     before = rollbacks(ctx.store)
     return [
-        {"alias": row["alias"], "version": "{}@{}".format(*before[row["alias"]])}
+        {"alias": row.alias, "version": "{}@{}".format(*before[row.alias])}
         for row in seen_aliases(ctx, caller)
-        if row["alias"] in before
+        if row.alias in before
     ]
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:
     """Of the caller's runs; of all, of pools and of what is gone, for an admin."""
 
-    def mine(run: Row) -> bool:
-        return owns(ctx, caller, run["owner_uid"])
+    def mine(run: RunRow) -> bool:
+        return owns(ctx, caller, run.owner_uid)
 
     items = []
     for item in everything(ctx, of=None if is_admin(ctx, caller) else mine):

@@ -28,7 +28,7 @@ from lorad.rl.data import with_system
 from lorad.rl.tokenizer import Tokenizer
 from lorad.specs import Data, NonNegative, NonNegativeFloat, Positive, Seed
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import VersionRow
 
 
 class Wish(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         told = f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for one request"
         raise SpecError(told, hint="Ask several times, or for shorter ones.")
     version = find_version(ctx, body.version)
-    run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
@@ -67,7 +67,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     return {"version": name_of(version), "completions": completions}
 
 
-def ask(ctx: Context, pool: Pool, version: Row, body: Body, chat: Data | None) -> list[dict[str, Any]]:
+def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[dict[str, Any]]:
     """The completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
     wish, user = body.sampling, ctx.user(pool.setup.owner)
     process = None if user is None else (user.command([], Path("/")), user.environment)

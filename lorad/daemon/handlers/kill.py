@@ -17,11 +17,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)
     who = call.caller.name
-    if run["state"] in (RunState.QUEUED, RunState.PAUSED):
-        ctx.move(call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run['state']}", by=who)
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run.state}", by=who)
     else:
         with ctx.store.write():
-            if run["state"] != RunState.STOPPING:
+            if run.state != RunState.STOPPING:
                 ctx.move(call.run, Move.STOP, detail="kill", by=who)
             runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None)
     ctx.waker.poke()

@@ -7,7 +7,7 @@ from typing import Any
 from lorad.daemon.access import seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
-from lorad.daemon.views import summary_view
+from lorad.daemon.views import run_view
 from lorad.store import runs
 
 MOST_NAMES = 100
@@ -17,7 +17,7 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     """names: of those alone. limit: at most so many of those that ended; 0: all."""
     if (names := call.text("names")) is not None:
         rows = await ctx.read(runs.list_named, names.split(",")[:MOST_NAMES])
-        return [summary_view(row) for row in seen(ctx, call.caller, rows)]
+        return [run_view(row) for row in seen(ctx, call.caller, rows)]
     everything, limit = call.number("all", 0) != 0, call.number("limit", 0)
     rows = await ctx.read(runs.list_runs, all=everything, limit=limit)
-    return [summary_view(row) for row in seen(ctx, call.caller, rows)]
+    return [run_view(row) for row in seen(ctx, call.caller, rows)]

@@ -15,7 +15,7 @@ from lorad.daemon.rotate import cut_before
 from lorad.errors import SpecError
 from lorad.files import open_file
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 PROCESSES = ("driver", "pool", "trainer", "engine")
 SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
@@ -28,7 +28,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
 
 
-def log_of(ctx: Context, run: Row, of: str) -> Path:
+def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     """Of the newest attempt, or of the pool's newest life.
 
     `engine` is the first server, `engine-1` the next; `trainer` all of its ranks. What is in the pool's own process
@@ -38,7 +38,7 @@ def log_of(ctx: Context, run: Row, of: str) -> Path:
         raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}, engine-1.")
     if of == "driver":
         return attempt_dir(run).log
-    pool = ctx.pools.get(run["pool"])
+    pool = ctx.pools.get(run.pool or "")
     if not pool:
         return Path(os.devnull)
     has_servers = pool.setup.server is not None and not pool.setup.server.urls

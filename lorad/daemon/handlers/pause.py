@@ -17,13 +17,13 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises Conflict when the run is over, or is being stopped for good."""
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)
-    if run["state"] == RunState.PAUSED:
+    if run.state == RunState.PAUSED:
         raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` goes on.")
-    if run["state"] == RunState.STOPPING:
-        if run["wanted"] != "pause":
-            raise Conflict(f"run {call.run} is being ended ({run['wanted']})", hint="Resume it when it has ended.")
+    if run.state == RunState.STOPPING:
+        if run.wanted != "pause":
+            raise Conflict(f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended.")
         runs.set_fields(ctx.store, call.run, preempted=None)  # it stays paused
-    elif run["state"] == RunState.QUEUED:
+    elif run.state == RunState.QUEUED:
         ctx.move(call.run, Move.PAUSE, by=call.caller.name)
     else:
         with ctx.store.write():

@@ -9,7 +9,7 @@ from lorad.daemon.request import Call
 from lorad.daemon.table import write_table
 from lorad.daemon.versions import await_files, files_gone, find_version, has_files, in_hand
 from lorad.daemon.views import version_view
-from lorad.store.db import Row
+from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version, set_pinned
 
 
@@ -21,15 +21,15 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         return version_view(ctx, change(ctx, version, pinned=True, by=call.caller.name))
 
 
-def change(ctx: Context, version: Row, *, pinned: bool, by: str) -> Row:
+def change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
     """Row, event and the daemon's journal, then the gateway's table: the version's row."""
-    run, number = version["run"], version["version"]
+    run, number = version.run, version.version
     with ctx.store.write():
         before = get_version(ctx.store, run, number)
-        if pinned and not has_files(before):
+        if pinned and not has_files(before.path):
             raise files_gone(before)
         row = set_pinned(ctx.store, run, number, pinned, by=by)
-        if before["pinned"] != pinned:
+        if before.pinned != pinned:
             ctx.journal.append("pin" if pinned else "unpin", run, by, version=number)
     ctx.served += 1
     ctx.waker.poke()

@@ -24,9 +24,9 @@ log = logging.getLogger("lorad.daemon")
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises Conflict while it works or is queued, or an alias serves one of its versions."""
     run = runs.get(ctx.store, call.run)
-    if not RunState(run["state"]).is_over:
-        raise Conflict(f"run {call.run} is {run['state']}", hint=f"`lorad stop {call.run}` or `lorad kill` first.")
-    doomed = forget(ctx, call.run, Path(run["directory"]), call.caller.name)
+    if not RunState(run.state).is_over:
+        raise Conflict(f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first.")
+    doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
     ctx.waker.poke()
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
     return {"name": call.run, "removed": True}
@@ -52,9 +52,9 @@ def sweep_removed(ctx: Context) -> None:
     """Finish what an earlier daemon had begun to delete, and take back what it had not said."""
     for doomed in ctx.runs_root.glob(f"{REMOVED}*"):
         name = doomed.name.removeprefix(REMOVED).rpartition("-")[0]
-        run = ctx.store.row("SELECT directory FROM runs WHERE name = ?", (name,))
-        if run and Path(run["directory"]).parent == doomed.parent and not Path(run["directory"]).exists():
-            doomed.rename(run["directory"])
+        run = runs.find(ctx.store, name)
+        if run and Path(run.directory).parent == doomed.parent and not Path(run.directory).exists():
+            doomed.rename(run.directory)
         else:
             shutil.rmtree(doomed, ignore_errors=True)
 
@@ -65,7 +65,7 @@ def sweep_half_made(ctx: Context) -> None:
     Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they are not
     those of a run that an older copy of the database lacks.
     """
-    known = {row["name"] for row in ctx.store.rows("SELECT name FROM runs")}
+    known = {*runs.names(ctx.store)}
     found = [path for path in ctx.runs_root.iterdir() if path.name not in known and is_half_made(path)]
     journal = ctx.home.journal.read_bytes() if found and ctx.home.journal.exists() else b""
     for path in found:

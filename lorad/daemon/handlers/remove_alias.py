@@ -19,11 +19,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     alias = call.request.match_info["alias"]
     async with ctx.moving[alias]:
         row = aliases.get(ctx.store, alias)
-        if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row["run"])).owner_uid):
+        if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
             must_own(ctx, call.caller, of_alias(ctx, row))
         with ctx.store.write():
             before = aliases.remove(ctx.store, alias, by=call.caller.name)
-            ctx.journal.append("alias", before["run"], call.caller.name, alias=alias, version=None)
+            ctx.journal.append("alias", before.run, call.caller.name, alias=alias, version=None)
     ctx.served += 1
     ctx.waker.poke()
     write_table(ctx)

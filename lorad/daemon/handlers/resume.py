@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from lorad.specs import Positive, Spec, to_json
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row
+from lorad.store.rows import CheckpointRow, RunRow
 
 CHANGEABLE = frozenset({"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"})
 ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
@@ -53,16 +52,16 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     if spec.resources.priority > before.resources.priority:
         refuse_priority(ctx, call.caller, spec)
     if chosen:
-        spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen["attempt"])))
-    steps, done = total(body, run, before), chosen["step"] if chosen else 0
-    spec = on_schedule(spec, before, run["steps"], steps)
-    if steps < done or (steps == done and run["reason"] == EndReason.COMPLETED):
-        hint = f"Give more, as in `lorad resume {call.run} --steps {done + run['steps']}`, or --from an earlier step."
+        spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen.attempt)))
+    steps, done = total(body, run, before), chosen.step if chosen else 0
+    spec = on_schedule(spec, before, run.steps, steps)
+    if steps < done or (steps == done and run.reason == EndReason.COMPLETED):
+        hint = f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an earlier step."
         raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
-        await on_behalf(ctx, run["owner_uid"], check, call.run, chosen, present)
+        await on_behalf(ctx, run.owner_uid, check, call.run, chosen, present)
     refuse_standstill(spec, done, steps)
-    changed_inputs = await on_behalf(ctx, run["owner_uid"], changes, inputs_of(ctx, run))
+    changed_inputs = await on_behalf(ctx, run.owner_uid, changes, inputs_of(ctx, run))
     columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
     request = None
     if body.overrides or spec != before:
@@ -79,12 +78,12 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     return run_view(runs.get(ctx.store, call.run)) | {"warnings": warnings, "changed_inputs": changed_inputs}
 
 
-def refuse_live_or_imported(run: Row) -> None:
+def refuse_live_or_imported(run: RunRow) -> None:
     """Raises Conflict."""
-    name = run["name"]
-    if not RunState(run["state"]).is_over:
-        raise Conflict(f"run {name} is {run['state']}", hint="Only a paused or ended run can be resumed.")
-    if run["reason"] == EndReason.IMPORTED:
+    name = run.name
+    if not RunState(run.state).is_over:
+        raise Conflict(f"run {name} is {run.state}", hint="Only a paused or ended run can be resumed.")
+    if run.reason == EndReason.IMPORTED:
         hint = f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
         raise Conflict(f"{name} was imported and never trained here, so there is nothing to resume", hint=hint)
 
@@ -137,19 +136,20 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
     if trainer.schedule == "constant" or trainer.min_lr or not trainer.lr or done < (trainer.schedule_steps or steps):
         return
     raise SpecError(
-        f"trainer.schedule: {trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
+        f"{trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
         f"steps {done + 1} to {steps} would change nothing",
+        key="trainer.schedule",
         hint=f"Choose one: trainer.min_lr={trainer.lr / 10:g} stays there; trainer.schedule_steps={steps} stretches "
         f"{trainer.schedule}, and the rate jumps up; trainer.schedule=constant goes back to trainer.lr.",
     )
 
 
-def total(body: Body, run: Row, before: Spec) -> int:
+def total(body: Body, run: RunRow, before: Spec) -> int:
     """The steps that the run is to make in all: as asked for now, else as before. Raises SpecError for two numbers."""
     asked = asked_steps(before, body.overrides)
     if body.steps and asked and body.steps != asked:
         raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
-    return int(body.steps or asked or run["steps"])
+    return int(body.steps or asked or run.steps)
 
 
 def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
@@ -159,50 +159,49 @@ def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
     return steps if override(other, overrides).trainer.steps == steps else None
 
 
-async def respecified(ctx: Context, run: Row, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
+async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
     """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
     request = request_of(run)
     reference = None if request.reference is None else run_dir(run).reference
     wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
-    facts = await preflight(ctx, wanted, request.cwd, run["owner_uid"], reference)
+    facts = await preflight(ctx, wanted, request.cwd, run.owner_uid, reference)
     return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
 
 
-def refuse_late(ctx: Context, run: Row) -> None:
+def refuse_late(ctx: Context, run: RunRow) -> None:
     """Raises Conflict when `run` is not as it was when the resume was asked for: checks take their time."""
-    now = runs.get(ctx.store, run["name"])
-    if any(now[key] != run[key] for key in ("state", "attempt", "spec", "steps", "created_at")):
+    now = runs.get(ctx.store, run.name)
+    if any(getattr(now, key) != getattr(run, key) for key in ("state", "attempt", "spec", "steps", "created_at")):
         raise Conflict(
-            f"run {run['name']} changed while this resume was checked: it is {now['state']}",
-            hint=f"`lorad show {run['name']}` shows what it does; it can be resumed when that is over.",
+            f"run {run.name} changed while this resume was checked: it is {now.state}",
+            hint=f"`lorad show {run.name}` shows what it does; it can be resumed when that is over.",
         )
 
 
-def keep(ctx: Context, run: Row, request: Request) -> None:
+def keep(ctx: Context, run: RunRow, request: Request) -> None:
     write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
-    sql = "SELECT data FROM events WHERE run = ? AND kind = 'warning'"
-    told = {json.loads(row["data"]).get("message") for row in ctx.store.rows(sql, (run["name"],))}
+    told = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
     for warning in request.facts.warnings:
         if warning not in told:
-            events.append(ctx.store, run["name"], "warning", {"message": warning})
+            events.append(ctx.store, run.name, "warning", {"message": warning})
 
 
-def choose(run: Row, present: list[Row], step: int | None) -> Row | None:
+def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
     """The newest checkpoint, or the newest at `step`; None: from the start, as there is none."""
-    at_step = [row for row in present if step is None or row["step"] == step]
+    at_step = [row for row in present if step is None or row.step == step]
     if at_step or step is None:
         return at_step[-1] if at_step else None
-    known = ", ".join(str(row["step"]) for row in present) or "none"
-    raise NotFound(f"run {run['name']} has no checkpoint at step {step}", hint=f"There are checkpoints at: {known}.")
+    known = ", ".join(str(row.step) for row in present) or "none"
+    raise NotFound(f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {known}.")
 
 
-def check(name: str, chosen: Row, present: list[Row]) -> None:
+def check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> None:
     """Raises IntegrityError with the checkpoint before as the way out."""
     try:
-        verify(Path(chosen["path"]))
+        verify(Path(chosen.path))
     except IntegrityError as error:
-        before = [row["step"] for row in present if row["step"] < chosen["step"]]
+        before = [row.step for row in present if row.step < chosen.step]
         hint = "There is no checkpoint before it."
         if before:
             hint = f"Go on from the one before: `lorad resume {name} --from {before[-1]}`."
-        raise IntegrityError(f"checkpoint at step {chosen['step']}: {error.message}", hint=hint) from None
+        raise IntegrityError(f"checkpoint at step {chosen.step}: {error.message}", hint=hint) from None

@@ -16,22 +16,20 @@ from lorad.daemon.request import Call
 from lorad.errors import IntegrityError, NotFound
 from lorad.files import read_file
 from lorad.store import runs
+from lorad.store.metrics import samples_file
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     """Of `step`, else of the last one, if there is one. Raises NotFound, IntegrityError."""
     run = runs.get(ctx.store, call.run)
-    step = call.number("step", run["step"])
+    step = call.number("step", run.step)
     if call.text("step") is None and step == 0:
         return []
-    row = ctx.store.row(
-        "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY attempt DESC",
-        (call.run, step),
-    )
-    if row is None:
-        raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run['step']}.")
-    path = run_dir(run).root / row["samples"]
-    return await on_behalf(ctx, run["owner_uid"], read, path, row["samples_sha256"], call.number("limit", 1000))
+    samples = samples_file(ctx.store, call.run, step)
+    if samples is None:
+        raise NotFound(f"run {call.run} has no step {step}", hint=f"Its last step is {run.step}.")
+    path = run_dir(run).root / samples.path
+    return await on_behalf(ctx, run.owner_uid, read, path, samples.sha256, call.number("limit", 1000))
 
 
 def read(path: Path, sha256: str, limit: int) -> list[dict[str, Any]]:

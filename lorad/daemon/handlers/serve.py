@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import Outline
@@ -35,7 +35,7 @@ from lorad.protocol.calls import Attestation
 from lorad.spec_text import overridden, override
 from lorad.specs import Eval, Model, Spec
 from lorad.store import aliases, runs
-from lorad.store.db import Row
+from lorad.store.rows import AliasRow
 
 CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
 LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
@@ -96,14 +96,14 @@ def base_spec(body: Body, user: User | None) -> Spec:
 
 async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> dict[str, Any]:
     """Serve the aliases that the base has, those of one's own runs. Raises SpecError when it has none."""
-    rows = [(row, runs.get(ctx.store, row["run"])) for row in aliases.aliases(ctx.store)]
-    found = [(row, run) for row, run in rows if owns(ctx, caller, run["owner_uid"])]
+    rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
+    found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
     of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
     if not of_base:
         hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
         raise SpecError(f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint)
     async with guest(ctx, of_base[0][1]) as pool:
-        set_serving(ctx, [run["name"] for _, run in of_base], pool)
+        set_serving(ctx, [run.name for _, run in of_base], pool)
     await gateway_up(ctx)
     return answer(ctx, pool, [row for row, _ in of_base])
 
@@ -112,7 +112,7 @@ def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> No
     for name, count in Counter(names).items():
         if count > 1:
             raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
-        if ctx.store.row("SELECT 1 FROM runs WHERE name = ?", (name,)):
+        if runs.exists(ctx.store, name):
             must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
         if alias := aliases.find(ctx.store, name):
             must_own(ctx, caller, of_alias(ctx, alias))
@@ -194,7 +194,7 @@ async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncEx
         return pool, await load(ctx, pool, one.version(), keep=True)
 
 
-def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> Row:
+def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> AliasRow:
     """From now on: the alias. Never awaits."""
     version = imports.settle(ctx, one, attestation, call.caller, pool)
     set_serving(ctx, [one.name], pool)
@@ -203,6 +203,6 @@ def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attes
     return row
 
 
-def answer(ctx: Context, pool: Pool, rows: list[Row]) -> dict[str, Any]:
+def answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> dict[str, Any]:
     ctx.waker.poke()
-    return {"pool": pool.id, "aliases": rows, **addresses(ctx)}
+    return {"pool": pool.id, "aliases": to_builtins(rows), **addresses(ctx)}

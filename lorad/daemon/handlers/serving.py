@@ -25,14 +25,16 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses."""
     model = call.json(Body).model
     version = find_version(ctx, model)
-    run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     with in_hand(ctx, version):
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
-            await load(ctx, pool, version, keep=version["pinned"] or bool(version["aliases"]))
+            await load(ctx, pool, version, keep=version.pinned or bool(version.aliases))
     return {
         "model": model,
-        **{key: version[key] for key in ("run", "version", "sha256")},
+        "run": version.run,
+        "version": version.version,
+        "sha256": version.sha256,
         "socket": pool.setup.socket,
         "model_path": request_of(run).model_path,
         "chat_template": await is_chat(ctx, run),

@@ -23,6 +23,6 @@ class Body(Struct):
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound. No pool is started."""
     version = find_version(ctx, call.json(Body).model)
-    run = must_see(ctx, call.caller, runs.get(ctx.store, version["run"]))
-    want_gateway_of(ctx, run["owner_uid"])
-    return {"version": name_of(version), "owner_uid": run["owner_uid"]}
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
+    want_gateway_of(ctx, run.owner_uid)
+    return {"version": name_of(version), "owner_uid": run.owner_uid}

@@ -39,7 +39,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
 
 def stay(ctx: Context, pool: Pool, *, serves: bool) -> dict[str, Any]:
     """Why a pool stays up without a daemon, and the seconds for which it may be idle from now on."""
-    runs = [run["name"] for run in tenants_of(ctx, pool)]
+    runs = [run.name for run in tenants_of(ctx, pool)]
     kept = pool.status.kept if pool.status and serves else []
     idle = 0.0 if runs else pool.idle_seconds
     return {"pool": pool.id, "runs": runs, "serves": kept, "seconds": max(0.0, timeout_of(ctx, pool) - idle)}

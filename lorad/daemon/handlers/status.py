@@ -13,6 +13,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.distrust import size_of
 from lorad.daemon.gateway import base_url, gateway_socket
 from lorad.daemon.request import Call
+from lorad.store import runs
 from lorad.tokens import tokens_trouble
 
 TROUBLES = 20  # of what the daemon cannot do now, and tries again
@@ -20,7 +21,6 @@ TROUBLES = 20  # of what the daemon cannot do now, and tries again
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     owner = call.caller.uid if ctx.system and not is_admin(ctx, call.caller) else None
-    counts = ctx.store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
     return {
         "pid": os.getpid(),
         "version": lorad.__version__,
@@ -31,7 +31,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         "gateway": gateway_socket(ctx),
         "url": base_url(ctx),
         "url_trouble": tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
-        "runs": {row["state"]: row["runs"] for row in counts},
+        "runs": runs.count_by_state(ctx.store),
         "troubles": ctx.troubles.lines(owner)[:TROUBLES],
         "disk": disk(ctx.runs_root),
         "database": {"schema": ctx.store.schema, "bytes": size_of(ctx.home.database)},

@@ -10,7 +10,7 @@ from lorad.daemon.views import run_view
 from lorad.errors import Conflict
 from lorad.states import EndReason, Move, RunState
 from lorad.store import runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
@@ -18,19 +18,19 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)
     who = call.caller.name
-    if run["state"] in (RunState.QUEUED, RunState.PAUSED):
-        ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run['state']}", by=who)
-    elif run["state"] != RunState.STOPPING:
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(call.run, Move.END, reason=EndReason.STOPPED, detail=f"stopped while {run.state}", by=who)
+    elif run.state != RunState.STOPPING:
         with ctx.store.write():
             ctx.move(call.run, Move.STOP, detail="stop", by=who)
             runs.set_fields(ctx.store, call.run, wanted="stop")
-    elif run["wanted"] == "pause":
+    elif run.wanted == "pause":
         runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None)
     ctx.waker.poke()
     return run_view(runs.get(ctx.store, call.run))
 
 
-def refuse_ended(run: Row) -> None:
-    if run["state"] == RunState.ENDED:
-        hint = f"`lorad resume {run['name']}` goes on from its last checkpoint."
-        raise Conflict(f"run {run['name']} has ended already ({run['reason']})", hint=hint)
+def refuse_ended(run: RunRow) -> None:
+    if run.state == RunState.ENDED:
+        hint = f"`lorad resume {run.name}` goes on from its last checkpoint."
+        raise Conflict(f"run {run.name} has ended already ({run.reason})", hint=hint)

@@ -22,7 +22,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     if pool is None or not pool.process.is_up:
         raise NotFound(f"no pool {name} is up", hint="`lorad pools` shows what there is.")
     if (tenants := tenants_of(ctx, pool)) and not force:
-        commands = "; ".join(f"lorad pause {run['name']}" for run in tenants)
+        commands = "; ".join(f"lorad pause {run.name}" for run in tenants)
         hint = f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; `lorad resume` takes them up."
         raise Conflict(f"pool {name} is busy with {told(tenants)}", hint=hint)
     if pool.serves:

@@ -12,7 +12,7 @@ from lorad.daemon.request import Call
 from lorad.daemon.serving import end_serving
 from lorad.errors import NotFound
 from lorad.store import aliases, events, runs
-from lorad.store.db import Row
+from lorad.store.rows import RunRow
 
 
 class Body(Struct):
@@ -25,11 +25,11 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Of a base, one's own. Raises NotFound, NotAllowed."""
     model, serving = call.json(Body).model, runs.that_serve(ctx.store)
     meant = [run for run in serving if is_meant(ctx, run, model)]
-    names = [run["name"] for run in [run for run in meant if owns(ctx, call.caller, run["owner_uid"])] or meant]
+    names = [run.name for run in [run for run in meant if owns(ctx, call.caller, run.owner_uid)] or meant]
     if not names:
-        known = ", ".join(dict.fromkeys(f"{run['name']} ({spec_of(run).model.path})" for run in serving))
+        known = ", ".join(dict.fromkeys(f"{run.name} ({spec_of(run).model.path})" for run in serving))
         raise NotFound(f"nothing named {model} is being served", hint=f"Served: {known or 'nothing'}.")
-    must_own(ctx, call.caller, *(of_run(run) for run in serving if run["name"] in names))
+    must_own(ctx, call.caller, *(of_run(run) for run in serving if run.name in names))
     with ctx.store.write():
         end_serving(ctx, names)
         for name in names:
@@ -38,6 +38,6 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     return {"model": model, "runs": names}
 
 
-def is_meant(ctx: Context, run: Row, model: str) -> bool:
+def is_meant(ctx: Context, run: RunRow, model: str) -> bool:
     alias = aliases.find(ctx.store, model)
-    return model in (run["name"], spec_of(run).model.path) or (alias is not None and alias["run"] == run["name"])
+    return model in (run.name, spec_of(run).model.path) or (alias is not None and alias.run == run.name)

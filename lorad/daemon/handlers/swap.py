@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.daemon.access import is_admin, must_own, must_see, of_alias
@@ -20,7 +20,7 @@ from lorad.daemon.versions import await_files, check_files, find_version, in_han
 from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.protocol.calls import Attestation
 from lorad.store import aliases, runs
-from lorad.store.db import Row
+from lorad.store.rows import AliasRow, RunRow, VersionRow
 from lorad.store.versions import get_version
 
 
@@ -40,7 +40,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     async with ctx.moving[alias]:
         before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
         must_own(ctx, call.caller, *([of_alias(ctx, before)] if before else []))  # made while this one waited
-        must_see(ctx, call.caller, run := runs.get(ctx.store, version["run"]))
+        must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
         refuse_many(ctx, call.caller, alias, run)
         with in_hand(ctx, version):
             try:
@@ -54,10 +54,10 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     await gateway_up(ctx)
     told = {"verdict": attestation.verdict, "detail": attestation.detail}
     previous = name_of(before) if before else None
-    return {**row, "previous": previous, "attestation": told, "seconds": seconds, **addresses(ctx)}
+    return {**to_builtins(row), "previous": previous, "attestation": told, "seconds": seconds, **addresses(ctx)}
 
 
-def wanted(ctx: Context, alias: str, body: Body) -> Row:
+def wanted(ctx: Context, alias: str, body: Body) -> VersionRow:
     """The version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
     if body.rollback == (body.version is not None):
         hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
@@ -67,36 +67,36 @@ def wanted(ctx: Context, alias: str, body: Body) -> Row:
     return get_version(ctx.store, *aliases.before(ctx.store, alias))
 
 
-def refuse_many(ctx: Context, caller: Caller, alias: str, run: Row) -> None:
+def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
     """Raises Conflict where a user of a shared daemon has as many aliases as one may have, in all or of versions of
     others."""
     if is_admin(ctx, caller):
         return
-    mine = [row for row in aliases.aliases(ctx.store) if row["owner_uid"] == caller.uid and row["alias"] != alias]
-    foreign = [row for row in mine if runs.get(ctx.store, row["run"])["owner_uid"] != caller.uid]
-    if len(mine) >= ALIASES or (run["owner_uid"] != caller.uid and len(foreign) >= FOREIGN_ALIASES):
+    mine = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
+    foreign = [row for row in mine if runs.get(ctx.store, row.run).owner_uid != caller.uid]
+    if len(mine) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
         count = f"{len(mine)} aliases, {len(foreign)} of them for versions of others"
         hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
         raise Conflict(f"{caller.name} has {count}", hint=hint)
 
 
-async def prepare(ctx: Context, version: Row) -> Attestation:
+async def prepare(ctx: Context, version: VersionRow) -> Attestation:
     """Its files are whole, and the pool of its base serves it from now on."""
     await await_files(ctx, version)
-    run = runs.get(ctx.store, version["run"])
-    await on_behalf(ctx, run["owner_uid"], check_files, version)
+    run = runs.get(ctx.store, version.run)
+    await on_behalf(ctx, run.owner_uid, check_files, version)
     async with guest(ctx, run) as pool:
         refuse_other_base(ctx, run, pool)
         return await load(ctx, pool, version, keep=True)
 
 
-def move(ctx: Context, alias: str, version: Row, *, by: Caller) -> Row:
+def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasRow:
     """Alias, its log, event and the daemon's journal: all or none. Nothing happens where it serves that version."""
-    run, number = version["run"], version["version"]
+    run, number = version.run, version.version
     with ctx.store.write():
         get_version(ctx.store, run, number)
         before = aliases.find(ctx.store, alias)
-        if before and (before["run"], before["version"]) == (run, number):
+        if before and (before.run, before.version) == (run, number):
             return before
         row = aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
         ctx.journal.append("alias", run, by.name, alias=alias, version=number, previous=before and name_of(before))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec import to_builtins
+
 from lorad.daemon.access import Access, Subject, refuse, seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
 from lorad.store import runs, sweeps
-from lorad.store.db import Row
+from lorad.store.rows import SweepRow
 
 
 async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
@@ -18,14 +20,14 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     name = call.text("sweep")
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
     if name is not None:
-        refuse(ctx, call.caller, Subject(f"sweep {name}", rows[0]["owner_uid"]), Access.READ)
+        refuse(ctx, call.caller, Subject(f"sweep {name}", rows[0].owner_uid), Access.READ)
     return [sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
 
 
-def sweep_view(ctx: Context, row: Row) -> dict[str, Any]:
-    members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row["sweep"])]
-    shown = [run_view(run) | {"values": values(json.loads(run["spec"]), [*row["grid"]])} for run in members]
-    return row | {"runs": shown}
+def sweep_view(ctx: Context, row: SweepRow) -> dict[str, Any]:
+    members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row.sweep)]
+    shown = [run_view(run) | {"values": values(json.loads(run.spec), [*row.grid])} for run in members]
+    return {**to_builtins(row), "runs": shown}
 
 
 def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:

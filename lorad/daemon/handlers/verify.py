@@ -20,14 +20,14 @@ from lorad.errors import LoradError, NotFound
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.db import Row
+from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import versions
 
 
 async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     """Raises NotFound. What is wrong is told, not raised."""
     run = runs.get(ctx.store, call.run)
-    checks = await on_behalf(ctx, run["owner_uid"], check_files, subject(ctx, run))
+    checks = await on_behalf(ctx, run.owner_uid, check_files, subject(ctx, run))
     checks.append(await attest_again(ctx, run))
     return {
         "run": call.run,
@@ -36,28 +36,28 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     }
 
 
-def subject(ctx: Context, run: Row) -> Subject:
-    rows, kept = versions(ctx.store, run["name"]), checkpoints(ctx.store, run["name"])
-    works, spared = not RunState(run["state"]).is_over, was_spared(ctx, run["name"])
-    held = {row["version"] for row in rows if row["pinned"] or row["aliases"]}
+def subject(ctx: Context, run: RunRow) -> Subject:
+    rows, kept = versions(ctx.store, run.name), checkpoints(ctx.store, run.name)
+    works, spared = not RunState(run.state).is_over, was_spared(ctx, run.name)
+    held = {row.version for row in rows if row.pinned or row.aliases}
     return Subject(
         directory=run_dir(run),
         model_path=Path(request_of(run).model_path),
-        digests={row["version"]: row["sha256"] for row in rows},
-        needed=frozenset(held if works else held | {row["version"] for row in kept}),
-        checkpoints=frozenset(row["path"] for row in kept),
+        digests={row.version: row.sha256 for row in rows},
+        needed=frozenset(held if works else held | {row.version for row in kept}),
+        checkpoints=frozenset(row.path for row in kept),
         keep_samples=spec_of(run).checkpoint.keep_samples or int(spared),
         works=works,
         spared=spared,
     )
 
 
-async def attest_again(ctx: Context, run: Row) -> Check:
+async def attest_again(ctx: Context, run: RunRow) -> Check:
     """Of the run's versions, those that a pool has loaded now."""
     await refresh(ctx)
     problems, count = [], 0
-    rows = {name_of(row): row for row in versions(ctx.store, run["name"])}
-    for pool in heard(ctx, run["owner_uid"]):
+    rows = {name_of(row): row for row in versions(ctx.store, run.name)}
+    for pool in heard(ctx, run.owner_uid):
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
             with in_hand(ctx, rows[name]):
@@ -65,7 +65,7 @@ async def attest_again(ctx: Context, run: Row) -> Check:
     return Check("attestation", f"{counted(count, 'version')} loaded now", problems)
 
 
-async def verdict(ctx: Context, pool: Pool, version: Row) -> list[str]:
+async def verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
     """What is wrong with a loaded version."""
     try:
         attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)

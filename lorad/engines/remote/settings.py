@@ -83,9 +83,11 @@ def read_key(path: str, name: str) -> str:
         with open(path) as file:
             mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"rollout.{name}: {path} cannot be read: {error}", hint="Put the key into it.") from None
+        raise SpecError(f"{path} cannot be read: {error}", key=f"rollout.{name}", hint="Put the key into it.") from None
     if stat.S_IMODE(mode) & 0o077:
-        raise SpecError(f"rollout.{name}: others may read {path}", hint=f"chmod 600 {path}")
+        raise SpecError(f"others may read {path}", key=f"rollout.{name}", hint=f"chmod 600 {path}")
     if not text or len(text.split()) != 1:
-        raise SpecError(f"rollout.{name}: {path} must hold one key and nothing else", hint="Write the key into it.")
+        raise SpecError(
+            f"{path} must hold one key and nothing else", key=f"rollout.{name}", hint="Write the key into it."
+        )
     return text

@@ -32,10 +32,10 @@ def read_config(directory: Path) -> Any:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
         hint = "give the directory of a model that transformers knows by itself; code of models is never run"
-        raise SpecError(f"model.path: {directory}: {_line(error)}", hint=hint) from error
+        raise SpecError(f"{directory}: {_line(error)}", key="model.path", hint=hint) from error
     if getattr(config, "quantization_config", None):
         hint = "give the model in bfloat16 or float32"
-        raise SpecError(f"model.path: {directory}: quantized weights cannot be trained on", hint=hint)
+        raise SpecError(f"{directory}: quantized weights cannot be trained on", key="model.path", hint=hint)
     return config
 
 
@@ -55,7 +55,7 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
         except (ValueError, ImportError) as error:
             if kind == wanted[-1]:
                 hint = f"it must be a causal language model; backend_args: {{{ATTENTION}: …}} chooses another attention"
-                raise SpecError(f"model.path: {_line(error)}", hint=hint) from error
+                raise SpecError(f"{_line(error)}", key="model.path", hint=hint) from error
             log.warning("%s is without %s attention", config.model_type, kind)
     model.tie_weights()
     if dtype != torch.float32:
@@ -70,7 +70,7 @@ def decoder_layers(model: Any) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     hint = "use trainer.backend=builtin or another model"
-    raise SpecError(f"model.path: no list of {count} decoder layers in {type(model).__name__}", hint=hint)
+    raise SpecError(f"no list of {count} decoder layers in {type(model).__name__}", key="model.path", hint=hint)
 
 
 def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[int, int]]:
@@ -89,7 +89,9 @@ def linear_shapes(model: Any, layers: Sequence[nn.Module]) -> dict[str, tuple[in
     }
     if not found:
         hint = "use a model whose layers are made of linears (transformers' Conv1D is none)"
-        raise SpecError(f"model.path: {type(model).__name__} has no linear that an adapter could be put on", hint=hint)
+        raise SpecError(
+            f"{type(model).__name__} has no linear that an adapter could be put on", key="model.path", hint=hint
+        )
     return found
 
 

@@ -37,12 +37,14 @@ def open_body(settings: BodySettings) -> Body:
     split = {kind: getattr(settings, kind) for kind in ("tp", "pp", "cp", "ep") if getattr(settings, kind) != 1}
     if split:
         told = ", ".join(f"{kind}={size}" for kind, size in split.items())
-        raise SpecError(f"trainer: fsdp has data-parallel ranks alone, not {told}", hint="use dp, or backend=megatron")
+        raise SpecError(
+            f"fsdp has data-parallel ranks alone, not {told}", key="trainer", hint="use dp, or backend=megatron"
+        )
     unknown = sorted(set(settings.args) - {ATTENTION})
     attention = settings.args.get(ATTENTION)
     if unknown or not isinstance(attention, str | None):
         what = ", ".join(unknown) or f"{ATTENTION}={attention!r}"
-        raise SpecError(f"trainer.backend_args: {what}", hint=f"fsdp takes {ATTENTION}: a name")
+        raise SpecError(f"{what}", key="trainer.backend_args", hint=f"fsdp takes {ATTENTION}: a name")
     return FsdpBody(settings, attention)
 
 

@@ -55,7 +55,8 @@ def build(settings: BodySettings) -> Base:
         from megatron.bridge import AutoBridge
     except ImportError as error:
         raise SpecError(
-            f"trainer.backend: Megatron-Bridge cannot be imported: {error}",
+            f"Megatron-Bridge cannot be imported: {error}",
+            key="trainer.backend",
             hint="config.yaml: backends: {megatron: {python: …}} must name an interpreter that has megatron-bridge, "
             "megatron-core and transformer-engine",
         ) from error
@@ -86,7 +87,8 @@ def _taken(model: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, AssertionError, NotImplementedError, SafetensorError) as error:
         told = " ".join(str(error).split())[:300] or type(error).__name__
         raise SpecError(
-            f"model.path: Megatron does not take {model}: {told}",
+            f"Megatron does not take {model}: {told}",
+            key="model.path",
             hint="use trainer.backend: fsdp, or a model that Megatron-Bridge knows",
         ) from error
 
@@ -95,12 +97,15 @@ def _check(settings: BodySettings) -> None:
     """Before anything is loaded."""
     if settings.cp > 1:
         raise SpecError(
-            f"trainer.cp: {settings.cp} is not supported: sequences would have to be cut over ranks",
+            f"{settings.cp} is not supported: sequences would have to be cut over ranks",
+            key="trainer.cp",
             hint="use tp, pp and dp",
         )
     world, size = dist.get_world_size(), settings.tp * settings.pp
     if world % size:
-        raise SpecError(f"trainer: tp x pp is {size}, not a part of the {world} ranks", hint="ranks are tp x pp x dp")
+        raise SpecError(
+            f"tp x pp is {size}, not a part of the {world} ranks", key="trainer", hint="ranks are tp x pp x dp"
+        )
     for name, number, kind in (("ep", settings.ep, "expert-parallel rank"), ("pp", settings.pp, "pipeline stage")):
         if number > 1:
             log.warning("trainer.%s: more than one %s was only ever run on tiny models, without a GPU", name, kind)
@@ -111,7 +116,8 @@ def _check_layers(config: Any, settings: BodySettings) -> None:
     layers, stages = config.num_hidden_layers, settings.pp
     if layers % stages and not SPLITS & settings.args.keys():
         raise SpecError(
-            f"trainer.pp: {stages} stages cannot share {layers} layers evenly",
+            f"{stages} stages cannot share {layers} layers evenly",
+            key="trainer.pp",
             hint="pp must divide num_hidden_layers, or trainer.backend_args say num_layers_in_first_pipeline_stage",
         )
 
@@ -120,7 +126,9 @@ def _check_heads(config: Any, tp: int) -> None:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % tp:
         raise SpecError(
-            f"trainer.tp: {tp} ranks cannot share {heads} key-value heads", hint="tp must divide num_key_value_heads"
+            f"{tp} ranks cannot share {heads} key-value heads",
+            key="trainer.tp",
+            hint="tp must divide num_key_value_heads",
         )
 
 
@@ -154,11 +162,12 @@ def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None
     for name in args:
         if name not in known:
             raise SpecError(
-                f"trainer.backend_args: {type(provider).__name__} has no field {name}",
+                f"{type(provider).__name__} has no field {name}",
+                key="trainer.backend_args",
                 hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this model",
             )
         if name in own and name not in NO_FUSION:
-            raise SpecError(f"trainer.backend_args: {name} is for lorad to set", hint="leave it out")
+            raise SpecError(f"{name} is for lorad to set", key="trainer.backend_args", hint="leave it out")
     for name, value in (own | args).items():
         if name in known:
             setattr(provider, name, value)
@@ -176,7 +185,9 @@ def _model(provider: Any, settings: BodySettings) -> nn.Module:
         wrap_with_ddp=False, use_cpu_initialization=on_cpu, bf16=settings.dtype == "bfloat16", fp16=False
     )
     if len(chunks) > 1:
-        raise SpecError(f"trainer.backend_args: {len(chunks)} chunks of layers on one stage", hint="leave it at one")
+        raise SpecError(
+            f"{len(chunks)} chunks of layers on one stage", key="trainer.backend_args", hint="leave it at one"
+        )
     model: nn.Module = unwrap_model(chunks)[0]
     model.requires_grad_(False)
     return model.eval()

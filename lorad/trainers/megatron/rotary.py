@@ -22,6 +22,7 @@ def check(reference: nn.Module, model: Any, config: Any) -> None:
     scaled = float(getattr(theirs, "attention_scaling", 1.0)) != 1.0
     if scaled or mine.shape != wanted.shape or not torch.allclose(mine, wanted, rtol=1e-4, atol=0):
         raise SpecError(
-            "model.path: Megatron computes other rotary positions than this config.json asks for",
+            "Megatron computes other rotary positions than this config.json asks for",
+            key="model.path",
             hint="use trainer.backend: builtin or fsdp for this model",
         )

@@ -160,11 +160,12 @@ def _config(setup: RanksSetup, settings: RanksSettings, places: Places) -> Ranks
     devices = [device for device in settings.devices if device != "cpu"]
     if devices and len(devices) != setup.ranks:
         raise SpecError(
-            f"trainer: tp x pp x dp is {setup.ranks} ranks, but there are {len(devices)} devices",
+            f"tp x pp x dp is {setup.ranks} ranks, but there are {len(devices)} devices",
+            key="trainer",
             hint="Each rank needs a device of its own: change resources.devices, or trainer.dp.",
         )
     if (body := settings.body or BODIES.get(settings.backend)) is None:
-        raise SpecError(f"trainer.backend: no trainer {settings.backend!r}", hint=f"there is {', '.join(BODIES)}")
+        raise SpecError(f"no trainer {settings.backend!r}", key="trainer.backend", hint=f"there is {', '.join(BODIES)}")
     topology = {name: getattr(setup, name) for name in ("tp", "pp", "cp", "ep")}
     return RanksConfig(
         python=setup.python or sys.executable,

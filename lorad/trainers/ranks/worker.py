@@ -68,7 +68,8 @@ def opener(place: str) -> Callable[[BodySettings], Body]:
         found: Callable[[BodySettings], Body] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise SpecError(
-            f"trainer.backend: {sys.executable} cannot import {place}: {error}",
+            f"{sys.executable} cannot import {place}: {error}",
+            key="trainer.backend",
             hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
         ) from error
     return found

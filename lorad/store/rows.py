@@ -1,0 +1,358 @@
+"""The rows of the database as the store returns them: one frozen Struct for each table."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from lorad.states import EndReason, RunState
+from lorad.store.record import Row
+
+
+class Rates(Struct, frozen=True):
+    """How fast the last step was; None before the first one."""
+
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+
+
+class RunSummary(Struct, frozen=True, kw_only=True):
+    """What a list shows of a run. Its spec is larger than all of this, and stays on disk.
+
+    base: the model of its spec.
+    waiting: why it is queued.
+    pool: where its newest attempt was placed.
+    reward: the mean of the last step.
+    version: the number of the current version.
+    started_at: when it was first placed.
+    ended_at: None until it ended.
+    origin: the `run@version` or directory that it came from.
+    serving: a pool of its base stays up.
+    preempted: the run that it makes, or made, room for.
+    signals, recent: JSON that goes to clients as it is.
+    """
+
+    name: str
+    owner: str = ""
+    owner_uid: int
+    base: str = ""
+    state: RunState
+    reason: EndReason | None = None
+    detail: str = ""
+    waiting: str = ""
+    priority: int = 0
+    pool: str | None = None
+    attempt: int = 0
+    step: int = 0
+    steps: int = 0
+    reward: float | None = None
+    eval_first: float | None = None
+    eval_last: float | None = None
+    version: int | None = None
+    created_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    origin: str | None = None
+    serving: bool = False
+    preempted: str | None = None
+    rates: Rates = Rates()
+    signals: msgspec.Raw = msgspec.Raw(b"{}")
+    recent: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class RunRow(RunSummary, frozen=True, kw_only=True):
+    """A run.
+
+    spec: its spec as JSON text.
+    wanted: what its owner asked for and its driver has not done yet.
+    resume_step: the checkpoint that its next attempt begins with.
+    sweep: the sweep that it is a point of.
+    restart_at: when it may be placed again after an automatic restart.
+    """
+
+    spec: str
+    directory: str
+    wanted: Literal["pause", "stop", "kill"] | None = None
+    resume_step: int | None = None
+    sweep: str | None = None
+    restart_at: float | None = None
+
+
+class QueuedRow(Struct, frozen=True):
+    """What the order of the queue depends on, and why a run waits."""
+
+    name: str
+    owner_uid: int
+    priority: int
+    waiting: str
+
+
+class AttemptRow(Struct, frozen=True, kw_only=True):
+    """An attempt of a run.
+
+    resumed_from: the step of the checkpoint that it began with.
+    detail: why it ended.
+    """
+
+    attempt: int
+    started_at: float
+    ended_at: float | None
+    resumed_from: int | None
+    exit_code: int | None
+    signal: int | None
+    reason: str | None
+    detail: str
+
+
+class VersionRow(Struct, frozen=True, kw_only=True):
+    """A version of an adapter: immutable but for what is said about it.
+
+    lineage: False when a rewind passed it.
+    owner_uid: of the run.
+    path: absolute.
+    aliases: those that serve it.
+    """
+
+    run: str
+    version: int
+    attempt: int = 0
+    step: int = 0
+    created_at: float = 0.0
+    sha256: str
+    parent: int | None = None
+    rank: int = 0
+    alpha: float = 0.0
+    bytes: int = 0
+    attested: str = ""
+    attestation: str = ""
+    pinned: bool = False
+    lineage: bool = True
+    owner_uid: int
+    path: str
+    aliases: list[str] = []
+
+
+def version_row(raw: Row) -> VersionRow:
+    decoded = {
+        "pinned": bool(raw["pinned"]),
+        "lineage": bool(raw["lineage"]),
+        "aliases": msgspec.json.decode(raw["aliases"], type=list[str]),
+    }
+    return VersionRow(**raw | decoded)
+
+
+class CheckpointRow(Struct, frozen=True, kw_only=True):
+    """A checkpoint that a run can resume from.
+
+    path: absolute.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    version: int
+    path: str
+    bytes: int
+    created_at: float
+
+
+class CheckpointPlace(Struct, frozen=True, kw_only=True):
+    """Where the files of a checkpoint should be.
+
+    path: absolute.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    path: str
+
+
+class StepRow(Struct, frozen=True, kw_only=True):
+    """A step that counts.
+
+    samples: the file of its samples, below the run's directory.
+    """
+
+    step: int
+    attempt: int
+    at: float
+    version: int
+    samples: str
+    metrics: dict[str, Any]
+
+
+def step_row(raw: Row) -> StepRow:
+    return StepRow(**raw | {"metrics": msgspec.json.decode(raw["metrics"])})
+
+
+class EvalRow(Struct, frozen=True, kw_only=True):
+    """An evaluation that counts.
+
+    problems: how many were tried.
+    failed: those whose reward could not be computed.
+    """
+
+    step: int
+    attempt: int
+    at: float
+    version: int
+    score: float | None
+    problems: int
+    failed: int
+
+
+class PoolRow(Struct, frozen=True, kw_only=True):
+    """A pool whose process is up.
+
+    key: what a run must ask for to join.
+    idle_since: None while a run uses it.
+    """
+
+    pool: str
+    state: str
+    model: str
+    mode: str
+    device: str
+    pid: int | None
+    attempt: int
+    key: str
+    detail: str
+    created_at: float
+    idle_since: float | None
+
+
+class LeaseRow(Struct, frozen=True, kw_only=True):
+    """A device that a pool holds."""
+
+    device: str
+    pool: str
+    why: str
+    taken_at: float
+
+
+class AliasRow(Struct, frozen=True, kw_only=True):
+    """A name that serves a version.
+
+    owner_uid: who made it; -1 where nobody knows.
+    by: who moved it last.
+    sha256, attested: of the version.
+    """
+
+    alias: str
+    run: str
+    version: int
+    updated_at: float
+    owner_uid: int
+    sha256: str
+    attested: str
+    by: str | None
+
+
+class AliasMoveRow(Struct, frozen=True, kw_only=True):
+    """A move of an alias; run and version are None where it was removed."""
+
+    alias: str
+    run: str | None
+    version: int | None
+    at: float
+    by: str
+
+
+class EventRow(Struct, frozen=True, kw_only=True):
+    """Something that happened.
+
+    at: Unix time.
+    run: the run that it is about, if any; it may be removed by now.
+    """
+
+    id: int
+    at: float
+    run: str | None
+    kind: str
+    data: dict[str, Any]
+
+
+def event_row(raw: Row) -> EventRow:
+    return EventRow(**raw | {"data": msgspec.json.decode(raw["data"])})
+
+
+class Halving(Struct, frozen=True):
+    """How a sweep is halved.
+
+    eta: a rung keeps one run in so many.
+    rungs: their steps.
+    metric: `eval` or `reward`.
+    """
+
+    eta: float
+    rungs: list[int]
+    metric: str
+
+
+class Rung(Struct, frozen=True):
+    """What was decided at a rung.
+
+    kept, stopped: names of runs.
+    scores: by run; None for a run without one.
+    at: Unix time.
+    """
+
+    step: int
+    kept: list[str]
+    stopped: list[str]
+    scores: dict[str, float | None]
+    at: float
+
+
+class SweepRow(Struct, frozen=True, kw_only=True):
+    """A grid of runs.
+
+    grid: the values of each key, as text.
+    rungs: those that are decided, in order.
+    """
+
+    sweep: str
+    owner: str
+    owner_uid: int
+    created_at: float
+    grid: dict[str, list[str]]
+    halving: Halving | None
+    rungs: list[Rung]
+
+
+def sweep_row(raw: Row) -> SweepRow:
+    halving = raw["halving"]
+    decoded = {
+        "grid": msgspec.json.decode(raw["grid"], type=dict[str, list[str]]),
+        "halving": None if halving is None else msgspec.json.decode(halving, type=Halving),
+        "rungs": msgspec.json.decode(raw["rungs"], type=list[Rung]),
+    }
+    return SweepRow(**raw | decoded)
+
+
+_OTHER = frozenset({"base", "state", "reason", "serving", "rates", "signals", "recent"})
+_SUMMARY = tuple(field for field in RunSummary.__struct_fields__ if field not in _OTHER)
+_ROW = tuple(field for field in RunRow.__struct_fields__ if field not in _OTHER)
+
+
+def run_summary(raw: Row) -> RunSummary:
+    return RunSummary(**_decoded(raw), **{field: raw[field] for field in _SUMMARY})
+
+
+def run_row(raw: Row) -> RunRow:
+    return RunRow(**_decoded(raw), **{field: raw[field] for field in _ROW})
+
+
+def _decoded(raw: Row) -> dict[str, Any]:
+    return {
+        "base": raw["base"] or "",
+        "state": RunState(raw["state"]),
+        "reason": None if raw["reason"] is None else EndReason(raw["reason"]),
+        "serving": bool(raw["serving"]),
+        "rates": Rates(raw["tokens_per_second"], raw["step_seconds"]),
+        "signals": msgspec.Raw(raw["signals"].encode()),
+        "recent": msgspec.Raw(raw["recent"].encode()),
+    }
