@@ -144,9 +144,9 @@ async def test_history_is_the_last_events_oldest_first(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx, "a")
         finished(api.ctx, "b")
-        everything = events.after(api.ctx.store, 0)
+        everything = [msgspec.to_builtins(event) for event in events.after(api.ctx.store, 0)]
         assert await api("history", limit=5) == everything[-5:]
-        assert await api("history", "a", limit=1000) == [event for event in everything if event.run == "a"]
+        assert await api("history", "a", limit=1000) == [event for event in everything if event["run"] == "a"]
         assert await api("history", limit=0) == []
         with pytest.raises(NotFound):
             await api("history", "gone")
