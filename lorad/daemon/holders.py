@@ -124,7 +124,7 @@ def was_beaten(ctx: Context, run: RunRow) -> bool:
     """The pool of an attempt never began, as a lock that was free when the run was placed was gone when it started."""
     life = life_of(ctx, run)
     status = read_status(life[0]) if life is not None else None
-    return status is not None and bool(status["locked"])
+    return status is not None and bool(status.get("locked"))
 
 
 def described(pid: int | None) -> str:
