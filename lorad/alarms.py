@@ -23,13 +23,16 @@ GIB = 2.0**30
 
 
 class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """`alarms` of config.yaml: from where on something is told; null: never.
+    """When an alarm is raised (`alarms` of config.yaml); null is never.
 
-    stall: seconds without a step, and not less than ten times what the last one took. kl: mean per token to the
-    reference policy, nats. entropy: mean per token, nats, below which hardly anything is tried. truncated: share of
-    completions cut at max_new_tokens. zero_variance: share of groups whose samples all have one reward, from which
-    nothing is learnt. logprob_difference: mean per token between engine and trainer, nats. disk: free bytes where runs
-    are, below which it is told.
+    Attributes:
+        stall: seconds without a step, and at least ten times what the last step took.
+        kl: mean KL per token to the reference policy, in nats.
+        entropy: mean entropy per token, in nats, below which hardly anything is tried.
+        truncated: share of completions cut at rollout.max_new_tokens.
+        zero_variance: share of groups whose samples all have the same reward, from which nothing is learnt.
+        logprob_difference: mean difference per token between engine and trainer, in nats.
+        disk: free bytes on the disk of the runs, below which the alarm is raised.
     """
 
     stall: Positive | None = 120.0

@@ -1,4 +1,7 @@
-"""`config.yaml` of a home: what holds for every run of a box. Frozen; unknown keys are refused."""
+"""`config.yaml` of a home: what holds for every run of a box. Frozen; unknown keys are refused.
+
+What a key means stands once, under `Attributes:` of its section.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,15 @@ PositiveSeconds = Annotated[float, Meta(gt=0)]
 
 
 class Backend(Struct, frozen=True, forbid_unknown_fields=True):
-    """A backend of the user's: its classes as `module:Class`, and the directory that they are imported from.
+    """Where a backend that lorad knows is installed, or a backend of the user's own.
 
-    Or where a backend that lorad knows is installed. python: the interpreter of its virtual environment. env: added to
-    the environment of its processes; values may be secrets, so they are neither logged nor kept in the database.
+    Attributes:
+        engine: `module:Class` of an engine of your own.
+        trainer: `module:Class` of a trainer of your own.
+        pythonpath: directory that these classes are imported from.
+        python: interpreter of the virtual environment in which the backend is installed.
+        env: variables added to the environment of its processes; they may be secrets, so they are neither logged nor
+            kept in the database.
     """
 
     engine: str | None = None
@@ -32,7 +40,13 @@ class Backend(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How pools compute on this box; `auto` leaves it to `lorad/runtime.py`, which tells who else may decide."""
+    """How pools compute on this box; auto chooses for the model's size and the machine's load.
+
+    Attributes:
+        threads: compute threads of a pool on the CPU.
+        wait_policy: how OpenMP's threads wait: passive ones sleep, active ones spin.
+        malloc: auto lets malloc keep what a step frees; off leaves it as it is.
+    """
 
     threads: Annotated[int, Meta(gt=0, le=4096)] | Literal["auto"] = "auto"
     wait_policy: Literal["auto", "passive", "active"] = "auto"
@@ -44,10 +58,12 @@ class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the gateway listens beside its socket: on 127.0.0.1 alone, for who has a token.
+    """Where the gateway listens beside its socket; both keys are given, or none.
 
-    tokens: a YAML file, readable by its owner only, of owner -> token or list of tokens; a token may stand there as
-    `sha256:` and its digest.
+    Attributes:
+        port: port on 127.0.0.1, for whoever has a token.
+        tokens: YAML file, readable by its owner only, of `owner: token` or a list of tokens; a token may stand there as
+            `sha256:` and its digest.
     """
 
     port: Annotated[int, Meta(gt=0, le=65535)] | None = None
@@ -59,10 +75,12 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds after which a process counts as hung, and how large logs become.
+    """When a process counts as hung, and how large logs become.
 
-    hang: without a heartbeat (a stopped process, a machine that swaps); stall: with heartbeats and work, and no
-    progress. Of a log that is larger than log_bytes the older half goes.
+    Attributes:
+        hang: seconds without a heartbeat (a stopped process, a machine that swaps) after which a process is killed.
+        stall: seconds with heartbeats and work, and without progress, after which a process is killed.
+        log_bytes: size in bytes above which the older half of a log is removed.
     """
 
     hang: PositiveSeconds = 120.0
@@ -71,10 +89,13 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limit(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one user may have at a time; None: as much as there is.
+    """What one user may have at a time; null is no limit.
 
-    runs: that work. disk: bytes of all their runs. priority: the highest that `resources.priority` of their runs may
-    be in a daemon that several users share; its admins are not bound by it.
+    Attributes:
+        devices: devices that their runs hold.
+        runs: their runs under way.
+        disk: bytes of all their runs.
+        priority: highest `resources.priority` of their runs in a daemon that several users share; admins are exempt.
     """
 
     devices: Annotated[int, Meta(ge=0)] | None = None
@@ -84,9 +105,14 @@ class Limit(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):
-    """preemption: a run may stop those of lower priority at their next step, they are queued again. limits: of every
-    user; users: of some, by name. idle_timeout_wanted: seconds that an idle pool stays while another user waits for its
-    device."""
+    """Who runs next, and how much each user may have.
+
+    Attributes:
+        preemption: a run may stop those of lower priority at their next step; these are queued again.
+        idle_timeout_wanted: seconds that an idle pool stays while another user waits for its device.
+        limits: limits of every user who is not named in `users`.
+        users: limits of some users, by name.
+    """
 
     preemption: bool = True
     idle_timeout_wanted: PositiveSeconds = 10.0
@@ -98,28 +124,45 @@ class Queue(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a daemon that several users share. read: who sees a run beside its owner; admins: names of those who may do
-    everything."""
+    """Who may do what in a daemon that several users share.
+
+    Attributes:
+        read: who sees a run: all, or its owner alone.
+        admins: names of users who may do everything.
+    """
 
     read: Literal["all", "owner"] = "all"
     admins: list[str] = []
 
 
 class Devices(Struct, frozen=True, forbid_unknown_fields=True):
-    """cpu_slots: how many pools compute on the CPU at a time, where there is no GPU."""
+    """The devices of a machine without a GPU.
+
+    Attributes:
+        cpu_slots: how many pools compute on the CPU at a time.
+    """
 
     cpu_slots: Annotated[int, Meta(gt=0, le=64)] = 1
 
 
 class Metrics(Struct, frozen=True, forbid_unknown_fields=True):
-    """port: on 127.0.0.1, for Prometheus; what it tells there is open to every user of the machine."""
+    """Figures for Prometheus.
+
+    Attributes:
+        port: port on 127.0.0.1; every user of the machine can read what is served there.
+    """
 
     port: Annotated[int, Meta(gt=0, le=65535)] | None = None
 
 
 class Tui(Struct, frozen=True, forbid_unknown_fields=True):
-    """How `lorad tui` looks and what it lets do. theme: dark, light, contrast, ansi, or one of Textual's. keymap: other
-    keys by action id (the help screen lists both): `{run.kill: ctrl+k}`."""
+    """How `lorad tui` looks and what it allows.
+
+    Attributes:
+        theme: `dark`, `light`, `contrast`, `ansi`, or a theme of Textual's.
+        keymap: other keys by the ids that the help screen (`?`) lists, such as `{run.kill: ctrl+k}`.
+        readonly: only look; nothing can be started, stopped or removed.
+    """
 
     theme: str = "dark"
     keymap: dict[str, str] = {}
@@ -127,11 +170,19 @@ class Tui(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """idle_timeout: seconds that a pool without runs stays warm. disk_budget: bytes of runs beyond which what can be
-    deleted is, without being asked. environment: variables of the daemon that runs inherit where that is not all of
-    them (a shared daemon); secrets: variable -> a file, readable by its owner only, that holds its value."""
+    """What holds for every run of a box.
 
-    storage: Path | None = None  # bulk files of runs; None: in the home itself
+    Attributes:
+        storage: directory for bulk files of runs; null is the home itself.
+        idle_timeout: seconds that a pool without runs stays warm, with or without a daemon.
+        disk_budget: bytes of runs above which leftovers, and then samples and versions of ended runs to which nothing
+            refers, are deleted without being asked for; null never deletes.
+        environment: variables that runs inherit from the daemon where they do not inherit all (a shared daemon).
+        secrets: a file for each variable, readable by its owner only, that holds its value. It is read just before a
+            process starts, and written nowhere.
+    """
+
+    storage: Path | None = None
     idle_timeout: float = 600.0
     disk_budget: Annotated[int, Meta(gt=0)] | None = None
     environment: list[Variable] = []
@@ -170,7 +221,7 @@ def load(path: Path) -> Config:
 
 
 def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:
-    """As one process tells them another."""
+    """The backends as one process passes them to another."""
     return msgspec.convert(plain, dict[str, Backend], dec_hook=_path)
 
 

@@ -1,5 +1,7 @@
 """The spec: the YAML that a user writes, frozen and checked once; unknown keys are refused.
 
+What a key means stands once, under `Attributes:` of its section: the form of the TUI shows it.
+
 Every value is checked here as far as the value alone tells (types, ranges, names); what needs the disk (model, data,
 reward) is checked by the preflight. Readers never see a key rewritten: derived values are properties.
 """
@@ -34,15 +36,33 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Model(Part, frozen=True):
-    """`path`: `builtin:tiny`, a local Hugging Face directory, or a hub id."""
+    """The base model.
+
+    Attributes:
+        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, with `@revision` where one is meant.
+        dtype: type of the base's weights; auto is the checkpoint's own.
+    """
 
     path: str = "builtin:tiny"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class Lora(Part, frozen=True):
-    """Scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023). type, in Megatron's words:
-    with `lora` q, k and v share one A, and gate and up; where linears are not fused (builtin, fsdp) none do."""
+    """The adapter. Its scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023).
+
+    Attributes:
+        rank: rank of A and B.
+        alpha: numerator of the scale.
+        dropout: probability with which an input of A is dropped in training.
+        target_modules: `all-linear`, or names in Hugging Face's or Megatron's words, as a list or with commas;
+            wildcards with `*` are allowed.
+        exclude_modules: names that are left out of the targets, written in the same way.
+        init: how A starts; B starts at zero.
+        rslora: true scales by alpha / sqrt(rank).
+        type: Megatron's word for who has an A. With `lora` q, k and v share one, and gate and up; with
+            `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean the latter.
+        adapter_path: a PEFT directory that the run starts from.
+    """
 
     rank: Positive = 16
     alpha: PositiveFloat = 32
@@ -60,10 +80,14 @@ class Lora(Part, frozen=True):
 
 
 class Kl(Part, frozen=True):
-    """Penalty towards a reference; estimators k1, k2, k3 of Schulman, "Approximating KL divergence".
+    """A penalty towards a reference.
 
-    reference: `start`, the adapter that the run starts from; `base` (adapter off); `run@number`; or a PEFT directory.
-    None: start for a run with lora.adapter_path and for a fork, as in TRL; else base.
+    Attributes:
+        coef: weight of the penalty; 0 turns it off.
+        type: estimator of Schulman, "Approximating KL divergence".
+        reference: `start` is the adapter that the run starts from, `base` the model with the adapter off; `RUN@N` and a
+            PEFT directory name another adapter. null is start for a run with lora.adapter_path and for a fork, as in
+            TRL, and base for any other run.
     """
 
     coef: NonNegativeFloat = 0.0
@@ -72,7 +96,21 @@ class Kl(Part, frozen=True):
 
 
 class Algorithm(Part, frozen=True):
-    """GRPO (Shao et al., 2024, DeepSeekMath) with its usual switches."""
+    """GRPO (Shao et al., 2024, DeepSeekMath) with its usual switches.
+
+    Attributes:
+        name: the algorithm.
+        group_size: samples for each prompt; a sample's advantage is computed within its group.
+        clip: how far the importance ratio may fall below and rise above 1.
+        epochs: passes over the samples of a step.
+        minibatches: optimizer steps in an epoch, each over a part of the prompts.
+        advantage: std is (reward - mean) / std of the group, mean is reward - mean (Dr. GRPO).
+        loss_level: token averages over all tokens of a batch, sequence over each sample first.
+        drop_zero_variance: leave out groups whose samples all have the same reward.
+        skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the version.
+        importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
+            rollout.max_staleness.
+    """
 
     name: Literal["grpo"] = "grpo"
     group_size: Annotated[int, Meta(ge=2)] = 8
@@ -80,26 +118,37 @@ class Algorithm(Part, frozen=True):
     kl: Kl = Kl()
     epochs: Positive = 1
     minibatches: Positive = 1
-    advantage: Literal["std", "mean"] = "std"  # std: (r - mean) / std; mean: r - mean (Dr. GRPO)
+    advantage: Literal["std", "mean"] = "std"
     loss_level: Literal["token", "sequence"] = "token"
     drop_zero_variance: bool = True
-    skip_empty_updates: bool = True  # without a gradient nothing changes: not Adam's moments, weights nor the version
-    importance_cap: PositiveFloat | None = None  # truncated importance sampling; None: off, 2 with max_staleness
+    skip_empty_updates: bool = True
+    importance_cap: PositiveFloat | None = None
 
 
 class Data(Part, frozen=True):
-    """Where prompts come from: a builtin task, a JSONL or Parquet file, or a hub dataset.
+    """Where prompts come from.
 
-    `chat_template_kwargs` are further variables of the model's chat template (`{enable_thinking: false}`); `system` is
-    the system prompt of chats that do not bring their own.
+    Attributes:
+        train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
+        eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
+            evaluation for a file.
+        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times.
+        prompt_key: column that holds the prompt.
+        answer_key: column that holds the answer.
+        max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.
+        too_long: drop or truncate longer prompts.
+        chat_template: auto uses the tokenizer's chat template where it has one.
+        chat_template_kwargs: further variables of the chat template, such as `{enable_thinking: false}`.
+        system: system prompt of chats that do not bring their own.
+        shuffle: shuffle the rows.
     """
 
     train: str = "sort"
-    eval: str | None = None  # None: the held-out split of a builtin task; files: no eval
+    eval: str | None = None
     prompts_per_step: Positive = 16
     prompt_key: str = "prompt"
     answer_key: str = "answer"
-    max_prompt_tokens: Positive = 512  # as the default: or as many as the model has room for
+    max_prompt_tokens: Positive = 512
     too_long: Literal["drop", "truncate"] = "drop"
     chat_template: Literal["auto", "never"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
@@ -112,16 +161,23 @@ class Data(Part, frozen=True):
 
 
 class RewardSpec(Part, frozen=True):
-    """`name` is a builtin (`exact_match`, `gsm8k`, `regex`) or `path/to/module.py:function`. env: variables that user
-    code finds beside those that every program needs: no secret is there unless it is named. memory: bytes, or as in
-    4GiB, for each process of user code; None: half of the machine's."""
+    """How samples are scored; a name alone stands for `{name: …}`.
+
+    Attributes:
+        name: `exact_match`, `gsm8k`, `regex`, or `path/to/file.py:function`.
+        pattern: the regular expression of `regex`.
+        timeout: seconds for one sample.
+        retries: how often a sample whose reward failed is scored again.
+        max_failures: share of failed samples in a step above which the run ends; 1 is never.
+        env: variables that user code finds beside those that every program needs; no secret is there unless named here.
+        memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's memory.
+    """
 
     name: str = "exact_match"
-    pattern: str | None = None  # for `regex`
-    timeout: PositiveFloat = 10.0  # seconds for one sample
-    retries: Annotated[int, Meta(ge=0, le=10)] = 1  # how often a sample whose reward failed is scored again
-    max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3  # above this share of failed samples in a step the run ends
-
+    pattern: str | None = None
+    timeout: PositiveFloat = 10.0
+    retries: Annotated[int, Meta(ge=0, le=10)] = 1
+    max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
     env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = []
     memory: int | str | None = None
 
@@ -133,28 +189,50 @@ class RewardSpec(Part, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """0: it is not told. Raises ValueError."""
+        """The limit of `memory`; 0 where none is given. Raises ValueError."""
         return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
 
 
 class Trainer(Part, frozen=True):
-    """AdamW (Loshchilov & Hutter, 2019). tp, pp, cp, dp: ranks along Megatron's axes; ep spreads experts over ranks
-    that are there already. backend_args: settings of the backend itself, for those that have ranks (fsdp, megatron)."""
+    """The trainer and its optimizer, AdamW (Loshchilov & Hutter, 2019).
+
+    Attributes:
+        backend: `builtin`, `fsdp`, `megatron`, or a name of config.yaml.
+        lr: learning rate.
+        schedule: how the learning rate falls after the warm-up.
+        schedule_steps: horizon of linear and cosine, in steps; null is the `steps` of the first attempt.
+        warmup_steps: steps over which the learning rate rises to lr.
+        min_lr: learning rate where linear and cosine end.
+        steps: steps of the run.
+        betas: decay rates of Adam's two moments.
+        eps: Adam's epsilon.
+        weight_decay: decoupled weight decay.
+        max_grad_norm: norm to which gradients are clipped; 0 does not clip.
+        max_skipped_steps: steps in a row whose loss or gradient is not finite, after which the run ends.
+        tokens_per_microbatch: tokens of one forward and backward pass.
+        activation_checkpointing: recompute activations in the backward pass, for less memory and more time.
+        tp: tensor-parallel ranks (megatron).
+        pp: pipeline-parallel ranks (megatron).
+        dp: data-parallel ranks (fsdp, megatron).
+        cp: context-parallel ranks; more than one is not supported.
+        ep: spreads experts over ranks that are there already (megatron).
+        backend_args: settings of the backend itself, for those that have ranks (fsdp, megatron).
+    """
 
     backend: str = "builtin"
     lr: NonNegativeFloat = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    schedule_steps: Positive | None = None  # horizon of linear and cosine; None: `steps`
+    schedule_steps: Positive | None = None
     warmup_steps: NonNegative = 0
     min_lr: NonNegativeFloat = 0.0
     steps: Positive = 60
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: NonNegativeFloat = 1.0  # 0: no clipping
-    max_skipped_steps: Positive = 3  # in a row, for a loss or gradient that is not finite; then the run ends
+    max_grad_norm: NonNegativeFloat = 1.0
+    max_skipped_steps: Positive = 3
     tokens_per_microbatch: Positive = 16384
-    activation_checkpointing: bool = False  # recompute activations in the backward: less memory, more time
+    activation_checkpointing: bool = False
     tp: Positive = 1
     pp: Positive = 1
     dp: Positive = 1
@@ -168,16 +246,29 @@ class Trainer(Part, frozen=True):
 
 
 class Rollout(Part, frozen=True):
-    """How completions are sampled. For backends that are servers (sglang, vllm), `servers` are started, each with the
-    whole model on `tp` devices, and prompts are spread over them; `engine_args` are flags for them. Or `url` names
-    servers that the user runs (`http://host:port` or `unix:/path`); `key_file` holds their API key, `admin_key_file` a
-    second one for routes that change a server, where it has one."""
+    """How completions are sampled.
+
+    Attributes:
+        backend: `builtin`, `sglang`, `vllm`, or a name of config.yaml.
+        max_new_tokens: longest completion, in tokens.
+        temperature: sampling temperature.
+        top_p: smallest set of tokens with this probability that is sampled from; 1 is all.
+        top_k: number of likeliest tokens that are sampled from; 0 is all.
+        stop: texts that end a completion.
+        servers: servers that are started (sglang, vllm), each with the whole model; prompts are spread over them.
+        tp: devices of each server.
+        url: a server that you run, or a list of several (`http://host:port` or `unix:/path`).
+        key_file: file that holds the API key of those servers.
+        admin_key_file: file that holds a second key, for routes that change a server, where it has one.
+        engine_args: flags of the servers that lorad starts, without their dashes.
+        max_staleness: steps that sampling may run ahead of training.
+    """
 
     backend: str = "builtin"
     max_new_tokens: Positive = 16
     temperature: Temperature = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: NonNegative = 0  # 0: all
+    top_k: NonNegative = 0
     stop: list[Annotated[str, Meta(min_length=1)]] = []
     servers: Positive = 1
     tp: Positive = 1
@@ -185,7 +276,7 @@ class Rollout(Part, frozen=True):
     key_file: str | None = None
     admin_key_file: str | None = None
     engine_args: dict[str, Any] = {}
-    max_staleness: Annotated[int, Meta(ge=0, le=16)] = 0  # steps that sampling may run ahead of training
+    max_staleness: Annotated[int, Meta(ge=0, le=16)] = 0
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -193,38 +284,61 @@ class Rollout(Part, frozen=True):
 
 
 class Eval(Part, frozen=True):
-    """Greedy evaluation on held-out problems, before training, every `every` steps and at the end (0: never)."""
+    """Greedy evaluation on held-out problems, before training, during it and at the end.
+
+    Attributes:
+        every: steps between two evaluations; 0 is never.
+        problems: how many problems are evaluated.
+    """
 
     every: NonNegative = 10
     problems: Positive = 256
 
 
 class Checkpoint(Part, frozen=True):
-    """A checkpoint every `every` steps and at the end; the newest `keep` stay, with 0 all."""
+    """Checkpoints during the run and at its end, and what stays of its files.
+
+    Attributes:
+        every: steps between two checkpoints.
+        keep: newest checkpoints that stay; 0 is all.
+        keep_versions: newest versions whose files stay though nothing refers to them; 0 is all.
+        keep_samples: newest steps whose samples stay; 0 is all.
+    """
 
     every: Positive = 10
     keep: NonNegative = 3
-    keep_versions: NonNegative = 64  # files of the newest versions that stay though nothing refers to them; 0: all
-    keep_samples: NonNegative = 1000  # steps whose samples stay; 0: all
+    keep_versions: NonNegative = 64
+    keep_samples: NonNegative = 1000
 
 
 class Pool(Part, frozen=True):
-    """How trainer and engine share devices. fused: one process and one copy of the base, for the builtin backends.
+    """How trainer and engine share devices.
 
-    Else resident: both stay loaded; timesliced: a server sleeps while the trainer trains, and a trainer with ranks
-    gives its memory back while the server works. auto: fused where that is possible; resident with the builtin engine,
-    on a CPU, and for servers that the user runs; else timesliced.
+    Attributes:
+        mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both loaded.
+            timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives its memory back
+            while the server works. auto is fused where that is possible; resident with the builtin engine, on a CPU,
+            and for servers that you run; otherwise timesliced.
+        memory_fraction: share of the device's memory that the pool may take.
+        threads: compute threads on the CPU; null chooses them for the model and the machine.
     """
 
     mode: Literal["auto", "fused", "resident", "timesliced"] = "auto"
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
-    threads: Positive | None = None  # compute threads on the CPU; None: chosen, see lorad/runtime.py
+    threads: Positive | None = None
 
 
 class Resources(Part, frozen=True):
-    """What the run needs and how it is treated. devices: GPUs; None: as many as the backends need. priority: who waits
-    less, in the queue and for turns in a pool. preemptible: runs of higher priority may stop it at a step and take its
-    place. max_restarts: automatic ones in all. exclusive: no other run is in its pool while it works."""
+    """What the run needs, and how it is treated.
+
+    Attributes:
+        devices: GPUs; null is as many as the backends need, one for each rank.
+        priority: a run with a higher one waits less, in the queue and for turns in a pool.
+        preemptible: runs of higher priority may stop it at a step and take its place; it continues when there is room.
+        restart: on-failure resumes the run by itself, a few times.
+        max_restarts: automatic restarts since the last start or resume by hand.
+        exclusive: no other run is in its pool while it runs.
+    """
 
     devices: Annotated[int, Meta(ge=1, le=64)] | None = None
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
@@ -235,7 +349,13 @@ class Resources(Part, frozen=True):
 
 
 class Attest(Part, frozen=True):
-    """How a load is attested; amplified_every: see `Open` in lorad/protocol/calls.py."""
+    """How the load of a version is attested.
+
+    Attributes:
+        canaries: short texts of the base on which engine and trainer are compared.
+        tokens: tokens of each of these texts.
+        amplified_every: publishes between two amplified attestations; 0 is none but the first.
+    """
 
     canaries: Annotated[int, Meta(ge=4, le=256)] = 8
     tokens: Annotated[int, Meta(ge=8, le=256)] = 24
@@ -243,11 +363,18 @@ class Attest(Part, frozen=True):
 
 
 class Spec(Part, frozen=True):
-    """One run, as the user wants it."""
+    """One run, as the user wants it.
+
+    Attributes:
+        name: the run's name; null makes one up.
+        seed: where all random numbers of the run begin.
+        deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same run
+            gives the same bits. null is true on a CPU.
+    """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None
     seed: Seed = 0
-    deterministic: bool | None = None  # no batch is shared with other calls: bit for bit the same; None: on a CPU
+    deterministic: bool | None = None
     model: Model = Model()
     lora: Lora = Lora()
     algorithm: Algorithm = Algorithm()

@@ -66,6 +66,10 @@ def test_every_default_can_be_typed_into_its_field(key: str) -> None:
     assert value is None or entry(key).value(entry(key).text(value)) == value
 
 
+def test_every_key_says_what_it_means() -> None:
+    assert [key for key in DEFAULTS if "; " not in entry(key).says and key != "reward"] == []
+
+
 def test_every_field_is_a_key_of_the_spec_and_says_what_it_may_be() -> None:
     assert set(usual()) <= set(DEFAULTS)
     assert all(entry(key).says for key in usual())

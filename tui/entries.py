@@ -80,7 +80,8 @@ def entry(key: str) -> Entry:
     kind, owner = _declared(key)
     default, choices = DEFAULTS.get(key), _choices(kind)
     may_be = " | ".join(choices) or in_words(kind)
-    told = f"{may_be}{_sentences(owner, label.rpartition('.')[2])}" if owner else "not a key of the spec"
+    meaning = meanings(owner).get(key.rpartition(".")[2], "") if owner else ""
+    told = "; ".join(filter(None, (may_be, meaning.replace("`", "")))) if owner else "not a key of the spec"
     return Entry(
         key,
         section or ("reward" if key == "reward" else ""),
@@ -117,11 +118,11 @@ def _takes_text(kind: Any) -> bool:
     return any(isinstance(one, kinds.StrType) for one in types)
 
 
-def _sentences(owner: type[Struct], name: str) -> str:
-    """What the part's own words say of a key."""
-    said = " ".join((inspect.getdoc(owner) or "").split())
-    found = [one for one in re.split(r"(?<=\.)\s+", said) if re.search(rf"(?<![\w.]){name}s?\b", one)]
-    return ". " + " ".join(found).replace("`", "") if found and owner is not Spec else ""
+def meanings(owner: type[Struct]) -> dict[str, str]:
+    """What each field means, by the lines under `Attributes:` of the docstring."""
+    _, _, lines = (inspect.getdoc(owner) or "").partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 # -- types in words ----------------------------------------------------------------------------------------------------
@@ -147,7 +148,12 @@ def _in_words(kind: kinds.Type) -> str:
             return "{key: value, …}"
         case kinds.StructType(fields=fields):
             return f"{{{', '.join(field.name for field in fields)}}}"
-    plain_words: dict[type[Any], str] = {kinds.BoolType: "true | false", kinds.NoneType: "none", kinds.StrType: "text"}
+    plain_words: dict[type[Any], str] = {
+        kinds.BoolType: "true | false",
+        kinds.NoneType: "none",
+        kinds.StrType: "text",
+        kinds.CustomType: "an absolute path",
+    }
     return plain_words.get(type(kind), "any value")
 
 
