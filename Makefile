@@ -18,7 +18,8 @@
 # make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
 # make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
 # make snapshots           pictures of every screen of the TUI and tables of commands that tests compare with, taken again: look at them
-# make pictures            those in the README, from the TUI itself
+# make pictures            those in README and docs, from the TUI itself
+# make docs                the parts of docs/ that are made from the code: keys of spec and config.yaml, commands
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -36,7 +37,7 @@ WORKERS ?= 4
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo test test-engines test-backends check lint types contracts format bench bench-scaling bench-curves bench-arrivals \
-	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures
+	bench-swaps bench-publish bench-load bench-many bench-gateway bench-attestation kill9 upgrade slowloris fuzz powercut enospc bench-history bench-tui authz headline clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -143,6 +144,9 @@ snapshots: $(VENV)/.ready-dev
 
 pictures: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)
+
+docs: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.make_docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

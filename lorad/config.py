@@ -1,6 +1,6 @@
 """`config.yaml` of a home: what holds for every run of a box. Frozen; unknown keys are refused.
 
-What a key means stands once, under `Attributes:` of its section.
+What a key means stands once, under `Attributes:` of its section; docs/configuration.md shows it.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ def load(path: Path) -> Config:
         told = getattr(error, "strerror", None) or error
         raise SpecError(f"{path}: not readable: {told}", hint="It is a text file of YAML.") from None
     except msgspec.ValidationError as error:
-        raise SpecError(f"{path}: {error}", hint="Mend or remove that key; the README lists them all.") from None
+        raise SpecError(
+            f"{path}: {error}", hint="Mend or remove that key; docs/configuration.md has them all."
+        ) from None
     except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
         raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
 

@@ -1,6 +1,6 @@
 """The spec: the YAML that a user writes, frozen and checked once; unknown keys are refused.
 
-What a key means stands once, under `Attributes:` of its section: the form of the TUI shows it.
+What a key means stands once, under `Attributes:` of its section: the form of the TUI and docs/spec.md show it.
 
 Every value is checked here as far as the value alone tells (types, ranges, names); what needs the disk (model, data,
 reward) is checked by the preflight. Readers never see a key rewritten: derived values are properties.

@@ -1,4 +1,4 @@
-"""`python -m tests.pictures [NAME …]`: the pictures of the README, from the TUI itself on the frozen world."""
+"""`python -m tests.pictures [NAME …]`: the pictures of README and docs, from the TUI itself on the frozen world."""
 
 from __future__ import annotations
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
-import typer
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from lorad.cli.app import app
 from lorad.config import Config
 from lorad.driver.backends import check_backends
 from lorad.rl.reward import RewardInput, gsm8k
-from lorad.spec_text import load_spec, mapping
+from lorad.spec_text import load_spec
 from lorad.specs import Spec
-from lorad.tui.spec_lines import DEFAULTS, flat
 from tests.world import REPOSITORY, World, world
 
 EXAMPLES = REPOSITORY / "examples"
@@ -89,45 +81,3 @@ def test_every_recipe_reads_what_the_script_writes(script: ModuleType) -> None:
     wanted = {f"{script.DEFAULT}/train.jsonl", f"{script.DEFAULT}/test.jsonl"}
     assert {path for recipe in RECIPES for path in (spec_of(recipe).data.train, spec_of(recipe).data.eval)} == wanted
     assert Path(script.DEFAULT).name == "gsm8k"
-
-
-# -- the README --------------------------------------------------------------------------------------------------------
-README = (REPOSITORY / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-TYPED = [line[2:].partition("  #")[0] for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
-COMMANDS = sorted(
-    {found[1] for line in TYPED if (found := re.search(r"(?<![/\w])lorad ([a-z].*?)(?: *; done)?$", line.strip()))}
-)
-
-
-def test_the_spec_in_the_readme_has_every_key() -> None:
-    (told,) = (text for kind, text in BLOCKS if kind == "yaml" and text.startswith("name: sorter"))
-    given, whole = flat(mapping(told)), ("lora", "algorithm", "checkpoint", "pool", "eval", "attest")
-    assert load_spec(told, source="README").name == "sorter"
-    assert [key for key in DEFAULTS if key.partition(".")[0] in whole and key not in given and key not in README] == []
-
-
-def test_what_the_readme_calls_all_may_be_0() -> None:
-    kept = load_spec("checkpoint: {keep: 0, keep_versions: 0, keep_samples: 0}").checkpoint
-    assert (kept.keep, kept.keep_versions, kept.keep_samples) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("typed", COMMANDS)
-def test_commands_of_the_readme_are_commands(typed: str) -> None:
-    words = [word for word in shlex.split(typed) if word != "<"]
-    command: Any = get_command(app)
-    with typer.Context(command) as context:
-        while isinstance(command, TyperGroup) and words:
-            command = command.get_command(context, words.pop(0))
-            assert command is not None
-        flags = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
-        known = {
-            flag for parameter in command.get_params(context) for flag in (*parameter.opts, *parameter.secondary_opts)
-        }
-        assert [flag for flag in flags if flag not in known] == []
-
-
-def test_make_targets_of_the_readme_are_targets() -> None:
-    told = set(re.findall(r"`make ([a-z0-9-]+)", README))
-    made = re.findall(r"^([\w\- ]+):(?!=)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
-    assert told - set(" ".join(made).split()) == set()

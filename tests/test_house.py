@@ -19,7 +19,7 @@ import pytest
 from tests.leftovers import kill_leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples"}
+ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples", "docs"}
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
 
 TORCH = {"torch", "transformers", "peft"}
