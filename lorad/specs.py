@@ -2,7 +2,7 @@
 
 What a key means stands once, under `Attributes:` of its section: the form of the TUI and docs/spec.md show it.
 
-Every value is checked here as far as the value alone tells (types, ranges, names); what needs the disk (model, data,
+Every value is checked here as far as the value alone shows (types, ranges, names); what needs the disk (model, data,
 reward) is checked by the preflight. Readers never see a key rewritten: derived values are properties.
 """
 

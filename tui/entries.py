@@ -1,5 +1,4 @@
-"""Keys of the spec as fields of a form: what they may be, what they are by default, and what is said of them, all taken
-from `lorad.specs`."""
+"""Keys of the spec as fields of a form, with choices, default and meaning, all taken from `lorad.specs`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "pool": ("mode", "memory_fraction"),
     "resources": ("devices", "priority", "preemptible", "restart"),
 }
-# Stand in the YAML though they are the defaults: what a run is.
+# These keys stand in the YAML though they have their defaults: they say what a run is.
 TOLD = (
     *("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "algorithm.group_size", "data.train"),
     *("data.prompts_per_step", "reward", "trainer.lr", "trainer.steps", "rollout.max_new_tokens"),
@@ -42,7 +41,13 @@ TOLD = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A key. choices: all that it may be, where that is a few words. is_text: what is typed is taken as it is."""
+    """A key as a field of the form.
+
+    Attributes:
+        says: what it may be, and what it means.
+        choices: all values, where they are a few words.
+        is_text: what is typed is taken as it is, not as YAML.
+    """
 
     key: str
     section: str
@@ -68,14 +73,14 @@ class Entry:
 
 
 def usual() -> Iterator[str]:
-    """Keys that are always in the form, in order."""
+    """Yield the keys that are always in the form, in order."""
     for section, names in USUAL.items():
         yield from (".".join(part for part in (section, name) if part) for name in names)
 
 
 @functools.cache
 def entry(key: str) -> Entry:
-    """Of any key of the spec. Of one that there is not: text, of which nothing is known."""
+    """The form's field for a key of the spec; for an unknown key it is plain text."""
     section, _, label = key.rpartition(".") if key.count(".") < 2 else key.partition(".")
     kind, owner = _declared(key)
     default, choices = DEFAULTS.get(key), _choices(kind)
@@ -94,7 +99,7 @@ def entry(key: str) -> Entry:
 
 
 def _declared(key: str) -> tuple[Any, type[Struct] | None]:
-    """Its type, and the part of the spec that has it."""
+    """The type of a key, and the part of the spec that declares it."""
     part: Any = Spec
     *sections, last = key.split(".")
     for section in sections:
@@ -119,7 +124,7 @@ def _takes_text(kind: Any) -> bool:
 
 
 def meanings(owner: type[Struct]) -> dict[str, str]:
-    """What each field means, by the lines under `Attributes:` of the docstring."""
+    """Return what each field means, by the lines under `Attributes:` of the docstring."""
     _, _, lines = (inspect.getdoc(owner) or "").partition("Attributes:\n")
     found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
