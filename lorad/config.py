@@ -180,6 +180,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         environment: variables that runs inherit from the daemon where they do not inherit all (a shared daemon).
         secrets: a file for each variable, readable by its owner only, that holds its value. It is read just before a
             process starts, and written nowhere.
+        backends: where backends are installed, by name.
     """
 
     storage: Path | None = None

@@ -370,6 +370,7 @@ class Spec(Part, frozen=True):
         seed: where all random numbers of the run begin.
         deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same run
             gives the same bits. null is true on a CPU.
+        reward: how samples are scored: the name of a reward, or a mapping with name and settings.
     """
 
     name: Annotated[str, Meta(pattern=NAME)] | None = None

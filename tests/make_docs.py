@@ -48,8 +48,7 @@ def _section(part: type[Struct], name: str) -> Iterator[str]:
             inside.append((section, f"{path}.NAME" if get_origin(field.type) is dict else path))
         if section is None or not isinstance(field.type, type):
             values = in_words(field.type).replace("none", "null")
-            words = means.get(field.name) or "`reward.name` alone, or the keys of the section below"
-            rows.append(f"| `{path}` | {_default(field)} | {_cell(values)} | {_cell(words)} |")
+            rows.append(f"| `{path}` | {_default(field)} | {_cell(values)} | {_cell(means[field.name])} |")
     if rows:
         yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows, "")
     for section, path in inside:
@@ -57,7 +56,7 @@ def _section(part: type[Struct], name: str) -> Iterator[str]:
 
 
 def _struct_in(kind: Any) -> type[Struct] | None:
-    """The section that a key holds, if it does, by itself, for a name, or beside a shorter form."""
+    """The section below a key: its value, the values of its names, or its longer form."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return kind
     inside = [arg for arg in get_args(kind) if isinstance(arg, type) and issubclass(arg, Struct)]
