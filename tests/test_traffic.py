@@ -181,7 +181,7 @@ def placed(world: World) -> tuple[Any, Path, Any]:
 
 
 def test_a_file_that_cannot_be_written_changes_nothing(world: World, client: OpenAI) -> None:
-    (blocked := world.home.gateway / f"{FILE}.tmp").unlink(missing_ok=True)
+    (blocked := world.home.gateway / f".{FILE}.tmp").unlink(missing_ok=True)
     while True:
         try:
             blocked.mkdir()

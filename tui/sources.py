@@ -6,14 +6,13 @@ import contextlib
 import os
 import shlex
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lorad.bounds import SPEC_BYTES
 from lorad.errors import Conflict, SpecError, StorageError
-from lorad.files import read_file
+from lorad.files import read_file, write_whole
 from lorad.spec_text import mapping
 from lorad.text import size
 from lorad.tui.entries import TOLD
@@ -96,14 +95,6 @@ def lost_by_writing(path: Path) -> str:
 def write(path: Path, text: str) -> None:
     """Whole or not at all. Raises StorageError."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        write_whole(path, text.encode())
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}", hint="Choose another place.") from None

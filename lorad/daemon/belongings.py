@@ -24,6 +24,7 @@ from lorad.daemon.as_user import as_user
 from lorad.daemon.identity import User
 from lorad.daemon.processes import write_json
 from lorad.errors import IntegrityError
+from lorad.files import write_whole
 from lorad.paths import AttemptDir, RunDir
 
 PASSABLE = 0o711  # others may go through, and see nothing
@@ -111,15 +112,8 @@ def fsync_directory(path: Path) -> None:
 
 def put_json(path: Path, data: Any, user: User) -> None:
     """A file of the user's in a directory of theirs: whole, or what was there before."""
-    temporary = path.with_name(f"{path.name}.tmp")
     with as_user(user):
-        temporary.unlink(missing_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, OWN_FILE)
-        with open(fd, "w") as file:
-            json.dump(data, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        write_whole(path, json.dumps(data).encode(), mode=OWN_FILE)
 
 
 def refuse_strange_journal(run: RunDir, user: User | None) -> None:

@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from msgspec import Meta, Struct
 
 from lorad.daemon import devices
 from lorad.daemon.devices import Device, is_taken, lock_directory, lock_file
+from lorad.files import write_whole
 from lorad.text import one_line
 
 if TYPE_CHECKING:
@@ -95,16 +95,9 @@ def home_name(home: Path) -> str:
 
 
 def write_note(path: Path, data: bytes) -> None:
-    """Whole or not at all, readable by everybody. Raises OSError, also when somebody else's file is there."""
-    number, name = tempfile.mkstemp(prefix=".note-", dir=lock_directory())
-    try:
-        with os.fdopen(number, "wb") as file:
-            os.fchmod(number, 0o644)
-            file.write(data)
-        os.rename(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Readable by everybody. Raises OSError, also when somebody else's file is there."""
+    lock_directory()
+    write_whole(path, data, mode=0o644, durable=False)
 
 
 def notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:

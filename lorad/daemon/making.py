@@ -16,6 +16,7 @@ from lorad.daemon.names import generate_name
 from lorad.daemon.processes import write_json
 from lorad.daemon.request import Caller
 from lorad.errors import Conflict, SpecError, StorageError
+from lorad.files import write_whole
 from lorad.paths import RunDir
 from lorad.specs import Spec, to_json
 from lorad.store import events, runs
@@ -65,8 +66,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     directory = ctx.runs_root / str(spec.name)
     try:
         passable(directory) if ctx.system else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write(RunDir(directory).spec_text, text.encode())
-        write(RunDir(directory).spec, to_json(spec))
+        write_whole(RunDir(directory).spec_text, text.encode())
+        write_whole(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))
     except OSError as error:
         where = error.filename or directory
@@ -91,10 +92,3 @@ def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: 
             events.append(ctx.store, row.name, "warning", {"message": warning})
         ctx.journal.append("created", row.name, caller.name, directory=str(directory), time=time.time())
     return row
-
-
-def write(path: Path, data: bytes) -> None:
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

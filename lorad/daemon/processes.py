@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from lorad.daemon import shim
 from lorad.daemon.identity import User
+from lorad.files import write_whole
 from lorad.paths import AttemptDir
 
 BOOT_ID = shim.boot_id()
@@ -300,12 +301,7 @@ def attempts_under(parent: Path) -> Iterator[AttemptDir]:
 
 def write_json(path: Path, data: Any) -> None:
     """Put a small JSON file in place, whole and on disk."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        json.dump(data, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    write_whole(path, json.dumps(data).encode())
 
 
 def log_tail(path: Path, lines: int = 1) -> str:

@@ -9,19 +9,18 @@ Of a shared daemon that is what its front goes by; beside it each owner's gatewa
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lorad.daemon.belongings import fsync_directory, passable
+from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.gateway import owners_known, owners_wanted
 from lorad.daemon.guests import fits
 from lorad.daemon.processes import write_json
 from lorad.daemon.versions import name_of
 from lorad.errors import LoradError, StorageError
+from lorad.files import write_whole
 from lorad.store import aliases, runs
 from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import held_versions
@@ -88,20 +87,5 @@ def tell_owner(ctx: Context, uid: int, told: dict[str, Any]) -> None:
         return
     directory = ctx.home.gateway_of(uid)
     passable(directory.parent, directory)
-    put_for(directory / FILE, data, uid)
+    write_whole(directory / FILE, data, mode=0o400, uid=uid)
     ctx.tables[uid] = data
-
-
-def put_for(path: Path, data: bytes, uid: int) -> None:
-    """A file that `uid` may read, in a directory that only the daemon changes: whole and on disk."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(temporary, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fchmod(file.fileno(), 0o400)
-        os.fchown(file.fileno(), uid, -1)
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    fsync_directory(path.parent)

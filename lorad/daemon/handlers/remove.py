@@ -78,5 +78,6 @@ def is_half_made(path: Path) -> bool:
     if path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink() or not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
-    asked = {"spec.yaml", "spec.json", "request.json", "request.json.tmp", "origin", "reference"}
+    files = ("spec.yaml", "spec.json", "request.json")
+    asked = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}
     return bool(names) and names <= asked
