@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
 
 SECONDS = 0.15  # that the daemon has: nobody waits for a completion
 MOST = 200  # runs that ended, versions of a run, files

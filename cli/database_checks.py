@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lorad.cli.output import size
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 from lorad.paths import Home
 

@@ -11,7 +11,7 @@ from typing import Any
 from lorad.cli.launch import start
 from lorad.cli.output import duration, note, number, printable
 from lorad.cli.table import cells, shortened
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable
 
 Json = dict[str, Any]

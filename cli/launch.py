@@ -11,7 +11,7 @@ import time
 from typing import IO
 
 from lorad.cli.systemd import start_by_unit
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, StorageError
 from lorad.paths import Home, refuse_open
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lorad.cli.database_checks import told
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.paths import Home
 

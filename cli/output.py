@@ -61,7 +61,7 @@ def note(text: str) -> None:
 
 def watch_versions() -> None:
     """A daemon of another version is named once for each command."""
-    from lorad.transport import Transport
+    from lorad.client.transport import Transport
 
     Transport.on_other_version = other_version
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import typer
 
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 
 COMING = {
     "pause": "is pausing: it finishes its step and writes a checkpoint",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.cli.output import size
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import RuntimeSettings, load
 from lorad.errors import LoradError
 from lorad.machine import Machine, read_machine

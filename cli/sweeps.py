@@ -12,9 +12,9 @@ from typing import Any
 from lorad.cli.launch import start
 from lorad.cli.output import age, note, number, print_json, print_table, why
 from lorad.cli.table import Column, table_lines
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import DaemonUnreachable
-from lorad.transport import Json
 
 PERIOD = 0.5  # seconds between looks
 OVER = ("ended", "paused")

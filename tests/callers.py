@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
+from lorad.client.transport import UnixConnection
 from lorad.paths import Home, default_home
-from lorad.transport import UnixConnection
 
 
 class CallerOf:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lorad.bounds import Bounds
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config
 from lorad.daemon import waker
 from lorad.daemon.adopt import adopt

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from lorad import __version__, transport
-from lorad.client import Client
+from lorad import __version__
+from lorad.client import transport
+from lorad.client.client import Client
 from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
@@ -41,7 +42,7 @@ async def test_nonsense_is_answered_in_words(home: Path) -> None:
 
 
 def raw(client: Client, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-    from lorad.transport import UnixConnection
+    from lorad.client.transport import UnixConnection
 
     connection = UnixConnection(client.home.socket, 20)
     with contextlib.suppress(BrokenPipeError):

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.daemon.census import of_home
 from lorad.daemon.context import request_of
 from lorad.daemon.relocate import relocate

@@ -20,7 +20,7 @@ import pytest
 
 from lorad.cli.commands import show, top, tui
 from lorad.cli.settings import config_of
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config
 from lorad.errors import SpecError
 from lorad.paths import Home

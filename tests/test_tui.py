@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from textual.binding import Binding
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.app import LoradApp
 from lorad.tui.screens.confirm import Confirm

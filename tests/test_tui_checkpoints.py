@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from lorad.client import Client
-from lorad.transport import Json
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.tui.feed import Changes
 from lorad.tui.screens.ask import Ask
 from lorad.tui.tabs.checkpoints import Checkpoints

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from textual.app import App, ComposeResult
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable
 from lorad.tui.curves import FINE, KEPT, Series, Track, Window
 from lorad.tui.feed import Changes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.screens.run import RunScreen
 from lorad.tui.tabs.events import Events, News, what

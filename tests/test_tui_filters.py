@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.filters import wanted
 from tests.frozen_world import frozen
 from tests.tui_world import a_run

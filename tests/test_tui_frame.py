@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from textual.widgets import Button, Input
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config, Tui
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.tui import losses, themes

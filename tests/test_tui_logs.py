@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.feed import Changes
 from lorad.tui.log_lines import LogLines, clean, level, wanted, words
 from lorad.tui.screens.run import RunScreen

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorad.transport import Json
+from lorad.client.transport import Json
 from lorad.tui import diffs
 from lorad.tui.tree import DEEPEST, drawn
 from lorad.tui.version_rows import LIMIT, forks, history, layout

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lorad.transport import Json
+from lorad.client.transport import Json
 from lorad.tui.pace import SHARE, Pace
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.run import RunScreen

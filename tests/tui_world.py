@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 from textual.pilot import Pilot
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json, Transport
 from lorad.config import Config
 from lorad.errors import DaemonUnreachable
-from lorad.transport import Json, Transport
 from lorad.tui.app import LoradApp
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows

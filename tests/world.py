@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.paths import Home
 from lorad.protocol.listener import answers
 from tests.leftovers import kill_leftovers

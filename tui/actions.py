@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui import losses
 
 Json = dict[str, Any]

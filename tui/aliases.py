@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes

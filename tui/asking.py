@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError, SpecError
 
 Json = dict[str, Any]

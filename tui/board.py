@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lorad.alarms import MEASURED, Alarm, AlarmLimits, alarms, order
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.acknowledged import Acknowledged
 
 if TYPE_CHECKING:

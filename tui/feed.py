@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.states import RunState
 from lorad.text import size
 

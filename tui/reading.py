@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.curves import FINE, KEPT, Detail, Series, Track, stride
 from lorad.tui.feed import Changes
 

@@ -10,7 +10,7 @@ from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, print_json, print_table
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 VERSIONS = (

@@ -10,9 +10,9 @@ from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, note, print_json, print_table
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import SpecError
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 ALIASES = ("alias", "version", Column("sha256", 3), Column("attested", 1), Column("by", 4), Column("age", 2))

@@ -18,11 +18,11 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, note, print_json, report
 from lorad.cli.settings import config_of
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
 from lorad.paths import Home
 from lorad.protocol.listener import answers
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 

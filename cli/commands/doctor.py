@@ -21,7 +21,7 @@ from lorad.cli.options import AsJson
 from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_words
 from lorad.cli.output import print_json, printable, report, size
 from lorad.cli.runtime_checks import runtime_checks
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import load
 from lorad.errors import LoradError, NotAllowed
 from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home

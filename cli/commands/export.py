@@ -10,7 +10,7 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 

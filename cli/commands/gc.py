@@ -9,7 +9,7 @@ import typer
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, size
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 

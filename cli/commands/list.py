@@ -10,7 +10,7 @@ import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, printable, run_table
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 

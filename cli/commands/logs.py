@@ -11,10 +11,10 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
 from lorad.paths import Home
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 WITHOUT_RUN = ("daemon", "gateway")

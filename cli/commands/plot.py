@@ -12,7 +12,7 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 
 app = typer.Typer(add_completion=False)

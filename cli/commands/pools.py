@@ -10,8 +10,8 @@ from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import duration, note, number, print_json, print_table, report, size
 from lorad.cli.table import Column
-from lorad.client import Client
-from lorad.transport import Json
+from lorad.client.client import Client
+from lorad.client.transport import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -9,7 +9,7 @@ import typer
 
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import note, print_json, printable
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import Conflict
 
 app = typer.Typer(add_completion=False)

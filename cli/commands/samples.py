@@ -10,9 +10,9 @@ import typer
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import number, print_json, print_table
 from lorad.cli.table import Column, print_fields, terminal_width
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import NotFound
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -12,9 +12,9 @@ from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, tell_address
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import NotFound, SpecError
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -12,7 +12,7 @@ from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, number, print_json, printable
 from lorad.cli.settings import config_of
 from lorad.cli.table import print_fields
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.text import failures
 
 app = typer.Typer(add_completion=False)

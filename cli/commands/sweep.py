@@ -13,9 +13,9 @@ from lorad.cli.options import AsJson, Detach, refuse_both
 from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json
 from lorad.errors import SpecError
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -19,7 +19,7 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, run_row, size
 from lorad.cli.settings import config_of
 from lorad.cli.table import Column, folded_as_is, print_table, terminal_width
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.widgets.sparkline import sparkline
 
 app = typer.Typer(add_completion=False)

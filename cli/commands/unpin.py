@@ -6,7 +6,7 @@ import typer
 
 from lorad.cli.options import AsJson, Version
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 

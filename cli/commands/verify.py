@@ -6,7 +6,7 @@ import typer
 
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import print_json, printable
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 

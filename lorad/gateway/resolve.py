@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Names, Served, Table

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widget import Widget
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
 from lorad.tui import keys

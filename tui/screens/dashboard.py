@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from lorad.alarms import Alarm
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.text import one_line, why
 from lorad.tui import brief, filters, keys

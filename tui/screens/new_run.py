@@ -14,7 +14,7 @@ from textual import work
 from textual.widget import Widget
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.spec_text import blamed
 from lorad.text import one_line

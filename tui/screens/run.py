@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.widget import Widget
 from textual.widgets import TabbedContent, TabPane
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.text import duration, one_line, why
 from lorad.tui import keys
 from lorad.tui.feed import Changes

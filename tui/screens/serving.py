@@ -11,7 +11,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.aliases import COLUMNS, Data, Reader, cells, details, moves_text, title, values, version_of
 from lorad.tui.feed import Changes

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from textual.containers import Vertical
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui.feed import Changes
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.text import Text
 from textual.app import ComposeResult
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.text import coarse_age, one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes

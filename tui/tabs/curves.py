@@ -12,7 +12,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys

@@ -12,7 +12,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.text import number, one_line
 from lorad.tui import keys
 from lorad.tui.feed import EVENTS, Changes

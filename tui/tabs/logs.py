@@ -12,7 +12,7 @@ from textual.events import Click
 from textual.message import Message
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.states import RunState
 from lorad.text import size
 from lorad.tui import keys

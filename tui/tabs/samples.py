@@ -13,7 +13,7 @@ from textual.containers import Horizontal
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.text import printable
 from lorad.tui import keys

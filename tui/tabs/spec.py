@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.suggester import SuggestFromList
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from rich.text import Text
 from textual.app import ComposeResult
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.text import one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes

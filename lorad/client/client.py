@@ -57,9 +57,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote, urlencode
 
+from lorad.client.transport import Items, Json, Transport
 from lorad.errors import NotFound
 from lorad.paths import Home, default_home
-from lorad.transport import Items, Json, Transport
 
 Strings = list[str]  # spelt out here: inside Client, `list` is a request
 
