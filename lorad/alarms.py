@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+
+from lorad.config import AlarmLimits
 
 Json = dict[str, Any]
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(gt=0, le=1)]
 Level = Literal["bad", "look"]
 
 SLOW = 10.0  # times its last step's seconds without another step
@@ -20,25 +20,6 @@ FIRST = 5.0  # times as patient with the first step of an attempt
 HOUR = 3600.0
 FULL = 0.95  # of a device's memory
 GIB = 2.0**30
-
-
-class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """`alarms` of config.yaml: from where on something is told; null: never.
-
-    stall: seconds without a step, and not less than ten times what the last one took. kl: mean per token to the
-    reference policy, nats. entropy: mean per token, nats, below which hardly anything is tried. truncated: share of
-    completions cut at max_new_tokens. zero_variance: share of groups whose samples all have one reward, from which
-    nothing is learnt. logprob_difference: mean per token between engine and trainer, nats. disk: free bytes where runs
-    are, below which it is told.
-    """
-
-    stall: Positive | None = 120.0
-    kl: Positive | None = 0.5
-    entropy: Positive | None = 0.005
-    truncated: Share | None = 0.5
-    zero_variance: Share | None = 0.8
-    logprob_difference: Positive | None = 0.05
-    disk: Annotated[int, Meta(gt=0)] | None = 5 << 30
 
 
 class Alarm(Struct, frozen=True):

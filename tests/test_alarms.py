@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lorad.alarms import Alarm, AlarmLimits, alarms
-from lorad.config import load
+from lorad.alarms import Alarm, alarms
+from lorad.config import AlarmLimits, load
 from lorad.errors import SpecError
 
 Json = dict[str, Any]

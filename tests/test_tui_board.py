@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lorad.alarms import AlarmLimits
 from lorad.client.client import Client
+from lorad.config import AlarmLimits
 from lorad.states import EndReason
 from lorad.tui.board import HELD, Board
 from lorad.tui.feed import Changes

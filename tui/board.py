@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lorad.alarms import MEASURED, Alarm, AlarmLimits, alarms, order
+from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.client.client import Client
+from lorad.config import AlarmLimits
 from lorad.tui.acknowledged import Acknowledged
 
 if TYPE_CHECKING:

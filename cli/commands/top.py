@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from lorad.alarms import Alarm, AlarmLimits, alarms
+from lorad.alarms import Alarm, alarms
 from lorad.cli.commands import devices
 from lorad.cli.commands.pools import runs_in, versions_in
 from lorad.cli.options import AsJson
@@ -20,6 +20,7 @@ from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_j
 from lorad.cli.settings import config_of
 from lorad.cli.table import Column, folded_as_is, print_table, terminal_width
 from lorad.client.client import Client
+from lorad.config import AlarmLimits
 from lorad.tui.widgets.sparkline import sparkline
 
 app = typer.Typer(add_completion=False)
