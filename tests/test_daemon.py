@@ -19,6 +19,7 @@ import pytest
 from lorad import __version__
 from lorad.client import transport
 from lorad.client.client import Client
+from lorad.client.shapes import LogPart
 from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
@@ -76,9 +77,9 @@ def test_a_stale_socket_is_replaced_and_a_living_one_is_not(home: Path) -> None:
 
 def test_a_log_is_read_from_the_end_and_cuts_no_character(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("aé" * 3)
-    assert read_log(tmp_path / "log", -3, 100) == {"text": "aé", "offset": 9, "size": 9}
-    assert read_log(tmp_path / "log", 0, 2) == {"text": "a", "offset": 1, "size": 9}
-    assert read_log(tmp_path / "log", 1, 2) == {"text": "é", "offset": 3, "size": 9}
+    assert read_log(tmp_path / "log", -3, 100) == LogPart("aé", 9, 9)
+    assert read_log(tmp_path / "log", 0, 2) == LogPart("a", 1, 9)
+    assert read_log(tmp_path / "log", 1, 2) == LogPart("é", 3, 9)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o711])

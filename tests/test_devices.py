@@ -70,9 +70,9 @@ async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
         for name in ("one", "two"):
             submit(ctx, name, model=f"/models/{name}")
         await until(lambda: all(runs.get(ctx.store, name)["state"] == "running" for name in ("one", "two")))
-        told = {found["device"]: found for found in await list_devices(ctx, None)}  # type: ignore[arg-type]
-        assert [told[f"cpu:{n}"]["lease"]["why"] for n in range(2)] == ["run one", "run two"]
-        assert told["cpu:1"]["pool"] == "two-1" and 0 <= told["cpu:1"]["utilization"] <= 1
+        told = {found.device: found for found in await list_devices(ctx, None)}  # type: ignore[arg-type]
+        assert [lease.why for n in range(2) if (lease := told[f"cpu:{n}"].lease)] == ["run one", "run two"]
+        assert told["cpu:1"].pool == "two-1" and 0 <= (told["cpu:1"].utilization or 0.0) <= 1
         submit(ctx, "three", model="/models/three")
         waiting = await until(lambda: runs.get(ctx.store, "three")["waiting"])
         assert waiting.startswith("0 of 2 devices free; pool one-1 is busy with run one; starts when it ends; pool two")
@@ -148,8 +148,8 @@ async def test_nothing_is_placed_beside_somebody_else(
         submit(ctx, "a")
         await until(lambda: "cuda:0 is in use by py" in runs.get(ctx.store, "a")["waiting"])
         (found,) = await list_devices(ctx, None)  # type: ignore[arg-type]
-        assert (found["utilization"], found["memory_used"], found["lease"]) == (0.4, 12 << 30, None)
-        assert [(one["pid"], one["ours"]) for one in found["processes"]] == [(os.getpid(), False)]
+        assert (found.utilization, found.memory_used, found.lease) == (0.4, 12 << 30, None)
+        assert [(one.pid, one.ours) for one in found.processes] == [(os.getpid(), False)]
         nvml.gpus["GPU-0"] = Gpu()
         assert (await until_state(ctx, "a", "ended"))["reason"] == "completed"
 

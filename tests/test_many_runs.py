@@ -164,7 +164,8 @@ async def test_what_a_pool_says_it_has_is_believed(home: Path) -> None:
         await until(lambda: told(ctx, "c"))
         assert told(ctx, "c") == "pool tiny-1 has room for no more versions, it needs 3; 2 runs are in it"
         shown = pool_view(ctx, ctx.pools["tiny-1"])
-        assert (shown["capacity"]["max_versions"], shown["tenants"], shown["runs"]) == (7, [], [])
+        assert shown.capacity is not None
+        assert (shown.capacity.max_versions, shown.tenants, shown.runs) == (7, [], [])
         submit(ctx, "d")
         assert "up to rank 8, this one has 16" in (await until_state(ctx, "d", "ended"))["detail"]
         for name in "abc":

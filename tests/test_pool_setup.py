@@ -18,7 +18,7 @@ from lorad.daemon.handlers.logs import log_of
 from lorad.daemon.place import starting
 from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools import find_or_make
-from lorad.daemon.views import RUN_KEYS, run_view
+from lorad.daemon.views import run_view
 from lorad.driver.preflight import preflight
 from lorad.engines.setup import CANARY_PROMPT, RANKS
 from lorad.errors import SpecError
@@ -60,9 +60,10 @@ def test_a_server_is_made_from_the_spec_the_config_and_the_base() -> None:
 def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) -> None:
     assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
     assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
-    row = dict.fromkeys(RUN_KEYS.split()) | {"waiting": "something", "serving": 0}
+    told: dict[str, Any] = {"rates": {}, "signals": "{}", "recent": "[]", "preempted": None}
+    row = told | {"name": "a", "waiting": "something", "serving": 0}
     states = ("queued", "starting", "running", "ended")
-    assert [run_view(row | {"state": state})["waiting"] for state in states] == ["something", "something", "", ""]
+    assert [run_view(row | {"state": state}).waiting for state in states] == ["something", "something", "", ""]
 
 
 def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class Evaluation(Struct, frozen=True):
 
 class Sample(Struct, frozen=True):
     step: int
-    version: int = 0
+    version: str | int = ""  # run@number
     prompt_id: str = ""
     index: int = 0  # within its group
     prompt: str = ""

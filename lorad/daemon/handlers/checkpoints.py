@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Checkpoint
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Checkpoint]:
     runs.get(ctx.store, call.run)
-    return await ctx.read(checkpoints, call.run)
+    return [Checkpoint(**row) for row in await ctx.read(checkpoints, call.run)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Evaluation
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.store import metrics, runs
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Evaluation]:
     runs.get(ctx.store, call.run)
-    return await ctx.read(metrics.evals, call.run)
+    return [Evaluation(**row) for row in await ctx.read(metrics.evals, call.run)]

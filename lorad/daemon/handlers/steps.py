@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Step
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.store import metrics, runs
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Step]:
     runs.get(ctx.store, call.run)
     after, limit, every = call.number("after", 0), call.number("limit", 10000), call.number("every", 1)
     if every > 1:
-        return await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
-    return await ctx.read(metrics.steps, call.run, after, limit)
+        found = await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
+    else:
+        found = await ctx.read(metrics.steps, call.run, after, limit)
+    return [Step(**row) for row in found]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lorad.client.shapes import Halving, Rung, Sweep, SweepRun
 from lorad.daemon.access import Access, Subject, refuse, seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
-from lorad.daemon.views import run_view
+from lorad.daemon.views import extended, of_row, run_view
 from lorad.store import runs, sweeps
 from lorad.store.db import Row
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Sweep]:
     """Of one name, or all that the caller may see. Raises NotFound, NotAllowed."""
     name = call.text("sweep")
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
@@ -22,10 +23,12 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     return [sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
 
 
-def sweep_view(ctx: Context, row: Row) -> dict[str, Any]:
+def sweep_view(ctx: Context, row: Row) -> Sweep:
     members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row["sweep"])]
-    shown = [run_view(run) | {"values": values(json.loads(run["spec"]), [*row["grid"]])} for run in members]
-    return row | {"runs": shown}
+    grid = [*row["grid"]]
+    shown = [extended(SweepRun, run_view(run), values=values(json.loads(run["spec"]), grid)) for run in members]
+    halving = None if row["halving"] is None else Halving(**row["halving"])
+    return of_row(Sweep, row, halving=halving, rungs=[Rung(**rung) for rung in row["rungs"]], runs=shown)
 
 
 def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:
