@@ -146,8 +146,8 @@ class Api:
 
     async def until(self, name: str, *states: str) -> Any:
         deadline = time.monotonic() + 180
-        while (run := await self("show", name))["state"] not in states:
-            assert time.monotonic() < deadline, f"{name} is still {run['state']}"
+        while (run := await self("show", name)).state not in states:
+            assert time.monotonic() < deadline, f"{name} is still {run.state}"
             await asyncio.sleep(0.05)
         return run
 

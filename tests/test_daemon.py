@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lorad import __version__
 from lorad.client import transport
+from lorad.client.box_shapes import Status
 from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.daemon import server
@@ -119,7 +119,7 @@ def test_a_daemon_without_its_log_starts_and_says_so(home: Path) -> None:
     process = start(home)
     answers(home)
     deadline = time.monotonic() + 60
-    while not (troubles := Client(Home(home)).status()["troubles"]) and time.monotonic() < deadline:
+    while not (troubles := Client(Home(home)).status().troubles) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "daemon.log: Is a directory" in troubles[0]
     process.terminate()
@@ -140,7 +140,7 @@ def start(home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "lorad.daemon"], stdin=quiet, stdout=quiet, stderr=quiet)
 
 
-def answers(home: Path) -> dict[str, Any]:
+def answers(home: Path) -> Status:
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -154,7 +154,7 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     both = [start(home), start(home)]
     answers(home)
     assert wait_any(both) == LoradError.exit_code
-    pid = Client(Home(home)).shutdown()["pid"]
+    pid = Client(Home(home)).shutdown().pid
     assert pid in [process.pid for process in both]
     assert sorted(process.wait(60) for process in both) == [0, LoradError.exit_code]
     assert not (home / "lorad.sock").exists()
@@ -165,13 +165,14 @@ def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
         made.home.root.mkdir(parents=True)
         made.home.config.write_text("idle_timeout: 1.5")
         made.lorad("run", made.spec(), "trainer.steps=1", "--name", "a", "--wait")
-        pool = made.client.pools()[0]["pid"]
+        pool = made.client.pools()[0].pid
         assert "Pool tiny-1 is idle and ends in" in made.lorad("daemon", "stop").stderr
+        assert pool is not None
         wait_gone(pool)
         made.lorad("resume", "a", "--steps", "2", "--wait")
         assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
         made.lorad("resume", "a", "--steps", "3", "--wait")
-        pool = made.client.pools()[0]["pid"]
+        pool = made.client.pools()[0].pid
         assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
         assert not Path(f"/proc/{pool}").exists()
 
@@ -188,7 +189,7 @@ def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
         assert wrong in made.lorad("doctor", expect=1).stdout and wrong in made.lorad("logs", "--of", "daemon").stdout
         tokens.chmod(0o600)
         told = made.client.status()
-        assert (told["url"], told["url_trouble"]) == ("http://127.0.0.1:39471/v1", "")
+        assert (told.url, told.url_trouble) == ("http://127.0.0.1:39471/v1", "")
         assert "http://127.0.0.1:39471/v1" in made.lorad("daemon", "status").stdout
         made.lorad("daemon", "stop")
         assert wrong in made.lorad("logs", "--of", "daemon").stdout  # though no daemon reads it
@@ -207,8 +208,8 @@ def test_a_daemon_of_another_version_is_named_and_replaced_under_a_run() -> None
         before, driver = made.lorad("list").stderr, made.pid("a", "driver")
         assert before.count("The daemon is version 0.0.9, this command is version") == 1
         made.lorad("daemon", "restart")
-        assert older.wait(60) == 0 and made.client.status()["version"] == __version__
-        made.reached("a", made.client.show("a")["step"] + 1)
+        assert older.wait(60) == 0 and made.client.status().version == __version__
+        made.reached("a", made.client.show("a").step + 1)
         assert made.pid("a", "driver") == driver and "The daemon is" not in made.lorad("list").stderr
 
 
@@ -218,7 +219,7 @@ async def test_another_protocol_is_refused_but_seen_and_ended(home: Path, monkey
         with pytest.raises(Conflict, match=r"speaks protocol 1, and this command protocol 99") as refused:
             await api("list")
         assert "lorad daemon restart" in refused.value.hint
-        assert (await api("status"))["pid"] == (await api("shutdown"))["pid"] == os.getpid()
+        assert (await api("status")).pid == (await api("shutdown")).pid == os.getpid()
 
 
 def wait_gone(pid: int) -> None:
@@ -238,11 +239,11 @@ def wait_any(processes: list[subprocess.Popen[bytes]]) -> int:
 
 def test_a_daemon_starts_again_after_kill_9(home: Path) -> None:
     first = start(home)
-    before = answers(home)["pid"]
+    before = answers(home).pid
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     second = start(home)
-    assert answers(home)["pid"] == second.pid != before
+    assert answers(home).pid == second.pid != before
     second.terminate()
     assert second.wait(60) == 0
 

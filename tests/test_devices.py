@@ -13,6 +13,8 @@ import pynvml
 import pytest
 
 from lorad.cli.commands.devices import device_row
+from lorad.client import box_shapes as shapes
+from lorad.client.box_shapes import DeviceProcess, Lease
 from lorad.config import Config, Devices
 from lorad.daemon import devices, leases
 from lorad.daemon.devices import Device, find_devices, is_taken, lock_file
@@ -275,10 +277,10 @@ def test_a_process_says_who_it_is() -> None:
 
 
 def test_the_table_tells_who_holds_a_device_and_who_else_is_there() -> None:
-    lease = {"pool": "p-1", "uid": 7, "user": "alice", "why": "run a", "since": time.time() - 65, "free_after": 600.0}
-    process = {"pid": 9, "user": "bob", "name": "python", "memory": 1 << 30, "ours": False}
-    row = {"device": "cuda:0", "name": "a GPU", "memory_used": 0, "memory_total": 1, "utilization": 0.4, "pool": None}
-    shown = device_row(row | {"lease": lease, "processes": [process, process | {"ours": True}]})
+    lease = Lease("p-1", 7, "alice", "run a", time.time() - 65, 600.0)
+    process = DeviceProcess(9, "bob", "python", 1 << 30)
+    row = shapes.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)
+    shown = device_row(replace(row, lease=lease, processes=[process, replace(process, ours=True)]))
     assert shown[4:8] == ("40%", "p-1", "alice", "1m05s")
     assert shown[8] == "run a, free after 10m00s idle; python (pid 9, bob, 1.0 GiB)"
-    assert device_row(row | {"lease": None, "processes": []})[5:] == ("", "", "", "")
+    assert device_row(row)[5:] == ("", "", "", "")

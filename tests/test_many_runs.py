@@ -287,4 +287,4 @@ def test_three_runs_whose_pool_is_killed_end_as_if_alone_with_every_batch_once()
         many = Many(made, 3, 6)
         assert "pool under 3 runs in 1 pool" in many.together(("pool",), random.Random(0))
         assert many.exceptions(expected) == []
-        assert [len(run["attempts"]) for run in many.shown()] == [2, 2, 2]
+        assert [len(run.attempts) for run in many.shown()] == [2, 2, 2]

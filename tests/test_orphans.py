@@ -107,7 +107,7 @@ def test_doctor_tells_of_orphans_with_and_without_a_daemon() -> None:
             (found,) = (check for check in checks if check["name"] == "orphans")
             assert not found["ok"] and f"pid {left.pid} of " in found["detail"] and "kill" in found["hint"]
             made.lorad("daemon", "start")
-            assert [orphan["pid"] for orphan in made.client.orphans()] == [left.pid]
+            assert [orphan.pid for orphan in made.client.orphans()] == [left.pid]
             made.lorad("daemon", "stop")
             assert f"Ended: pid {left.pid} of " in made.lorad("doctor", "--repair").stdout
             assert left.wait(60) == -15
@@ -121,5 +121,5 @@ def test_a_daemon_that_a_run_starts_is_no_part_of_it() -> None:
         mark = str(made.home.run("a").root / "attempts" / "0001")
         made.lorad("daemon", "start", LORAD_ATTEMPT=mark)
         assert made.client.orphans() == []
-        pid = made.client.status()["pid"]
+        pid = made.client.status().pid
         assert b"LORAD_ATTEMPT" not in Path(f"/proc/{pid}/environ").read_bytes()

@@ -20,5 +20,5 @@ def checkpoints(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    cells = [(c["step"], f"@{c['version']}", size(c["bytes"]), age(c["created_at"]), c["path"]) for c in rows]
+    cells = [(c.step, f"@{c.version}", size(c.bytes), age(c.created_at), c.path) for c in rows]
     print_table(CHECKPOINTS, cells, empty="No checkpoints yet.")

@@ -27,6 +27,6 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise Conflict(f"{run} is deleted only with --yes when nobody can be asked")
-        typer.confirm(printable(f"Delete {run} and everything in {data['directory']}?"), abort=True, err=True)
+        typer.confirm(printable(f"Delete {run} and everything in {data.directory}?"), abort=True, err=True)
     answer = client.remove(run)
     print_json(answer) if as_json else note(f"{run} is deleted.")

@@ -143,7 +143,7 @@ class DatabaseSize(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    pid: int
+    pid: int = 0
     version: str = ""
     home: str = ""
     caller: Caller = Caller()

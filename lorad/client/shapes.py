@@ -13,6 +13,7 @@ from msgspec import Struct
 from lorad.protocol.traffic import Figures
 
 Number = int | float  # as it was written: a count stays one
+Metrics = dict[str, Number | None]  # None: it was no finite number
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class Step(Struct, frozen=True):
     at: float = 0.0
     version: int = 0
     samples: str = ""  # the file of its samples, relative to the run's directory
-    metrics: dict[str, Number | None] = {}  # None: it was no finite number
+    metrics: Metrics = {}
 
 
 class Evaluation(Struct, frozen=True):
@@ -252,7 +253,7 @@ class Verdict(Struct, frozen=True):
 
 class Swapped(Alias, frozen=True):
     previous: str | None = None  # run@version
-    attestation: Verdict | None = None
+    attestation: Verdict = Verdict("unknown")
     seconds: float = 0.0
     gateway: str | None = None  # its socket; None where it does not come up
     url: str | None = None

@@ -177,9 +177,9 @@ class NewRun(Base):
     def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
         """The run's name, and what the daemon warned of."""
         client = self.lorad.client
-        name = client.run(text, source="the form", cwd=cwd, overrides=[], name=None)["name"]
+        name = client.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
         with contextlib.suppress(LoradError):  # it exists all the same
-            return name, client.show(name).get("warnings", [])
+            return name, client.show(name).warnings
         return name, []
 
     def _tell_refused(self, error: LoradError) -> None:
