@@ -24,6 +24,7 @@ from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from lorad.paths import Home
+from tests.callers import UnixConnection
 from tests.daemon_world import serving
 from tests.world import REPOSITORY, world
 
@@ -43,8 +44,6 @@ async def test_nonsense_is_answered_in_words(home: Path) -> None:
 
 
 def raw(client: Client, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-    from lorad.client.transport import UnixConnection
-
     connection = UnixConnection(client.home.socket, 20)
     with contextlib.suppress(BrokenPipeError):
         connection.request(method, path, body)
