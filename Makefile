@@ -139,7 +139,7 @@ slowloris fuzz: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
 
 snapshots: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_tui_snapshots.py tests/test_tables.py --snapshot-update $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_tui_snapshots.py tests/test_tables.py tests/test_answers.py --snapshot-update $(ARGS)
 
 pictures: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from lorad.cli.output import size
-from lorad.client import Client
+from lorad.client.box_shapes import Census
+from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 from lorad.paths import Home
 
@@ -25,28 +28,28 @@ def database_checks(home: Home) -> Iterator[Found]:
     try:
         report = Client(home).database()
     except DaemonUnreachable:
-        report = told(home, "--check")
+        report = msgspec.convert(told(home, "--check"), Census)
     except LoradError:  # a shared daemon tells its admins
         return
     bytes_ = home.database.stat().st_size if home.database.exists() else 0
     yield (
         "database",
-        not report["problems"],
-        "; ".join([size(bytes_), *report["problems"], *report["warnings"]]),
+        not report.problems,
+        "; ".join([size(bytes_), *report.problems, *report.warnings]),
         REPAIR,
     )
-    missing, unknown = report["missing"], report["unknown"]
-    others = [f"{finding['what']}: {finding['advice']}" for finding in unknown]
-    fine = f"{report['runs']} run{'' if report['runs'] == 1 else 's'}: what the database tells of is there"
-    lacking = [finding["what"] for finding in missing]
-    advice = "\n".join(dict.fromkeys(finding["advice"] for finding in missing))
+    missing, unknown = report.missing, report.unknown
+    others = [f"{finding.what}: {finding.advice}" for finding in unknown]
+    fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: what the database tells of is there"
+    lacking = [finding.what for finding in missing]
+    advice = "\n".join(dict.fromkeys(finding.advice for finding in missing))
     yield "files", not missing, "; ".join([*(lacking or [fine]), *others]), advice
 
 
 def repair(home: Home) -> dict[str, Any]:
     """Build the database anew: what came of it. Raises Conflict while a daemon has it."""
     try:
-        pid = Client(home).status()["pid"]
+        pid = Client(home).status().pid
     except DaemonUnreachable:
         return told(home, "--repair")
     hint = "`lorad daemon stop` ends it, and runs go on; `lorad daemon start` afterwards takes them over."

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from lorad.cli.database_checks import told
-from lorad.client import Client
+from lorad.client.box_shapes import Orphan
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.paths import Home
 
@@ -23,20 +26,19 @@ def orphan_checks(home: Home) -> Iterator[tuple[str, bool, str, str, dict[str, A
     try:
         found = Client(home).orphans()
     except DaemonUnreachable:
-        found = told(home, "--orphans")["orphans"]
+        found = msgspec.convert(told(home, "--orphans")["orphans"], list[Orphan])
     except LoradError:
         return
     shown = [orphan_in_words(orphan) for orphan in found[:SHOWN]]
     more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     detail = "none" if not found else "outlived their run or pool: " + "; ".join([*shown, *more])
-    yield "orphans", not found, detail, HINT, {"orphans": found}
+    yield "orphans", not found, detail, HINT, {"orphans": msgspec.to_builtins(found)}
 
 
-def ended_orphans(home: Home) -> list[dict[str, Any]]:
+def ended_orphans(home: Home) -> list[Orphan]:
     """End all of a home that has no daemon: those that were."""
-    ended: list[dict[str, Any]] = told(home, "--end-orphans")["orphans"]
-    return ended
+    return msgspec.convert(told(home, "--end-orphans")["orphans"], list[Orphan])
 
 
-def orphan_in_words(orphan: dict[str, Any]) -> str:
-    return f"pid {orphan['pid']} of {orphan['user']}: {orphan['command']}"
+def orphan_in_words(orphan: Orphan) -> str:
+    return f"pid {orphan.pid} of {orphan.user}: {orphan.command}"

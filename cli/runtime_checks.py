@@ -8,8 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lorad.cli.output import size
-from lorad.client import Client
+from lorad.client import box_shapes as shapes
+from lorad.client.box_shapes import Pool, Runtime
+from lorad.client.client import Client
 from lorad.config import RuntimeSettings, load
 from lorad.errors import LoradError
 from lorad.machine import Machine, read_machine
@@ -34,14 +38,14 @@ def runtime_checks(home: Home, device: str) -> Iterator[Told]:
     yield "waiting", f"{large.wait_policy} ({words(large.reasons['wait_policy'])})", large.told()
     yield "malloc", f"{sizes(large.malloc)} ({words(large.reasons['malloc'])})", large.told()
     for pool in pools:
-        yield f"pool {pool['pool']}", in_words(pool["runtime"] or {}), pool["runtime"] or {}
+        yield f"pool {pool.pool}", in_words(pool.runtime), msgspec.to_builtins(pool.runtime) or {}
 
 
-def daemon_of(home: Home) -> tuple[int | None, list[dict[str, Any]]]:
+def daemon_of(home: Home) -> tuple[int | None, list[Pool]]:
     """Its pid and its pools; None and none without a daemon."""
     client = Client(home)
     try:
-        return int(client.status()["pid"]), client.pools()
+        return int(client.status().pid), client.pools()
     except LoradError:
         return None, []
 
@@ -74,19 +78,19 @@ def cpus(machine: Machine) -> str:
     return f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
 
 
-def in_words(told: dict[str, Any]) -> str:
+def in_words(told: Runtime | None) -> str:
     """What a pool was started with."""
-    if not told:
+    if told is None:
         return "started by an earlier lorad, which wrote nothing down"
-    why = words(Why(**told["reasons"]["threads"]))
-    return f"{threads(told['threads'])} ({why}), {told['wait_policy']} waiting, {sizes(told['malloc'])}"
+    why = words(told.reasons["threads"])
+    return f"{threads(told.threads)} ({why}), {told.wait_policy} waiting, {sizes(told.malloc)}"
 
 
 def threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number} threads"
 
 
-def words(why: Why) -> str:
+def words(why: Why | shapes.Why) -> str:
     return f"{'automatic' if why.source == 'load' else why.source}: {why.text}"
 
 

@@ -8,13 +8,33 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from lorad.alarms import AlarmLimits
 from lorad.bounds import SPEC_BYTES
 from lorad.errors import SpecError
 from lorad.files import read_file
 
 Variable = Annotated[str, Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """`alarms` of config.yaml: the values from which on something is an alarm; null: never.
+
+    stall: seconds without a step, and not less than ten times what the last one took. kl: mean per token to the
+    reference policy, nats. entropy: mean per token, nats, below which hardly anything is tried. truncated: share of
+    completions cut at max_new_tokens. zero_variance: share of groups whose samples all have one reward, from which
+    nothing is learnt. logprob_difference: mean per token between engine and trainer, nats. disk: free bytes where runs
+    are, below which there is an alarm.
+    """
+
+    stall: Positive | None = 120.0
+    kl: Positive | None = 0.5
+    entropy: Positive | None = 0.005
+    truncated: Share | None = 0.5
+    zero_variance: Share | None = 0.8
+    logprob_difference: Positive | None = 0.05
+    disk: Annotated[int, Meta(gt=0)] | None = 5 << 30
 
 
 class Backend(Struct, frozen=True, forbid_unknown_fields=True):

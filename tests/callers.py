@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Self
 
 from lorad.paths import Home, default_home
-from lorad.transport import UnixConnection
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """A connection to a socket in the filesystem."""
+
+    def __init__(self, path: Path, timeout: float | None) -> None:
+        super().__init__("lorad", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
 
 
 class CallerOf:

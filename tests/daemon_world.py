@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lorad.bounds import Bounds
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config
 from lorad.daemon import waker
 from lorad.daemon.adopt import adopt
@@ -147,8 +147,8 @@ class Api:
 
     async def until(self, name: str, *states: str) -> Any:
         deadline = time.monotonic() + 180
-        while (run := await self("show", name))["state"] not in states:
-            assert time.monotonic() < deadline, f"{name} is still {run['state']}"
+        while (run := await self("show", name)).state not in states:
+            assert time.monotonic() < deadline, f"{name} is still {run.state}"
             await asyncio.sleep(0.05)
         return run
 

@@ -129,21 +129,19 @@ def look(made: World) -> str:
     deadline, refused = time.monotonic() + 20.0, ""
     while time.monotonic() < deadline:
         run = made.client.show("victim")
-        assert made.client.list(all=True) and made.client.status()["pid"]
+        assert made.client.list(all=True) and made.client.status().pid
         refused = refused or refusal(made)
-        if run["state"] == "ended" or (refused and time.monotonic() > deadline - 16.0):
+        if run.state == "ended" or (refused and time.monotonic() > deadline - 16.0):
             break
         time.sleep(0.05)
-    how = (
-        f"{run['reason']}: {run['detail'].splitlines()[0][:70]}" if run["state"] == "ended" else f"still {run['state']}"
-    )
-    return f"step {run['step']}, {how}; a write: {refused or 'went through'}"
+    how = f"{run.reason}: {run.detail.splitlines()[0][:70]}" if run.state == "ended" else f"still {run.state}"
+    return f"step {run.step}, {how}; a write: {refused or 'went through'}"
 
 
 def refusal(made: World) -> str:
     """Of something that has to be written down."""
     try:
-        (made.client.unpin if made.client.adapters("victim")[0]["pinned"] else made.client.pin)("victim@1")
+        (made.client.unpin if made.client.adapters("victim")[0].pinned else made.client.pin)("victim@1")
     except DaemonUnreachable:
         raise
     except Conflict:
@@ -159,9 +157,9 @@ def finish(made: World) -> None:
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         run = made.client.show("victim")
-        if run["reason"] == "completed":
+        if run.reason == "completed":
             return
-        if run["state"] == "ended":
+        if run.state == "ended":
             made.lorad("resume", "victim", "--detach")
         time.sleep(0.05)
     raise SystemExit(f"the run was not complete after {DEADLINE:.0f} s: {made.client.show('victim')}")

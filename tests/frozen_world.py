@@ -25,7 +25,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import RESTART, Json, Transport
 from lorad.config import Config
 from lorad.daemon import run as daemon
 from lorad.daemon import server
@@ -35,7 +36,6 @@ from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
 from lorad.paths import Home
 from lorad.store.db import Store
-from lorad.transport import RESTART, Json, Transport
 from tests.frozen_pools import DEVICES, GIB, SIGHTS, Asleep, gateway, pools
 from tests.frozen_runs import NOW
 from tests.frozen_seed import PEOPLE, seed

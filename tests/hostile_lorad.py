@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lorad.cli.app import main
+from lorad.client.transport import Json, Transport
 from lorad.errors import LoradError
-from lorad.transport import Json, Transport
 
 TITLE, BLINK, EIGHT_BIT, BACKWARDS = "\x1b]0;PWNED\x07", "\x1b[5;7mBLINK", "\x9b5mC1", "\u202eRTL"
 POISON = f"[bold red]x[/] {TITLE}{BLINK}{EIGHT_BIT}{BACKWARDS}\r\b"

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lorad.client.shapes import RunDetails
 from lorad.daemon.audit import audit
 from lorad.errors import Conflict, DaemonUnreachable
 from tests.world import World, world
@@ -78,35 +79,35 @@ class Many:
         for number in range(1, len(self.names)):
             self.start(number, "--detach")
         os.kill(pool, signal.SIGCONT)
-        self.made.until(lambda: all(run["step"] >= KILL_AFTER for run in self.shown()), "all are mid-run", DEADLINE)
+        self.made.until(lambda: all(run.step >= KILL_AFTER for run in self.shown()), "all are mid-run", DEADLINE)
         told = self.strike(victims, chance)
         self.finish()
         return told
 
-    def shown(self) -> list[dict[str, Any]]:
+    def shown(self) -> list[RunDetails]:
         return [self.made.client.show(name) for name in self.names]
 
     def strike(self, victims: tuple[str, ...], chance: random.Random) -> str:
         """Kill -9; who it was, at which steps."""
         shown = self.shown()
-        alive = [run for run in shown if run["state"] == "running"]
-        pids = {"daemon": self.made.client.status()["pid"]}
-        pids |= {process["role"]: process["pid"] for process in chance.choice(alive)["processes"]}
+        alive = [run for run in shown if run.state == "running"]
+        pids = {"daemon": self.made.client.status().pid}
+        pids |= {process.role: process.pid or 0 for process in chance.choice(alive).processes}
         for victim in victims:
             os.kill(pids[victim], signal.SIGKILL)
-        pools = len({run["pool"] for run in alive})
-        return f"{'+'.join(victims)} under {len(alive)} runs in {pools} pool, at steps {[r['step'] for r in shown]}"
+        pools = len({run.pool for run in alive})
+        return f"{'+'.join(victims)} under {len(alive)} runs in {pools} pool, at steps {[r.step for r in shown]}"
 
     def finish(self) -> None:
         """Until all are complete; what is over before its time is resumed."""
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             try:
-                left = [run for run in self.shown() if run["reason"] != "completed"]
+                left = [run for run in self.shown() if run.reason != "completed"]
                 for run in left:
-                    if run["state"] in ("ended", "paused"):
+                    if run.state in ("ended", "paused"):
                         with contextlib.suppress(Conflict):
-                            self.made.client.resume(run["name"])
+                            self.made.client.resume(run.name)
             except DaemonUnreachable:
                 self.made.lorad("daemon", "start")
                 continue
@@ -119,7 +120,7 @@ class Many:
         """What the audits find, and what is not as it was alone."""
         found = []
         for name, alone in zip(self.names, expected, strict=True):
-            found += [f"{name}: {wrong}" for wrong in audit(Path(self.made.client.show(name)["directory"]))]
+            found += [f"{name}: {wrong}" for wrong in audit(Path(self.made.client.show(name).directory))]
             got = self.made.facts(name)
             found += [f"{name}: {key} differ from alone" for key in alone if got[key] != alone[key]]
         return found
@@ -127,8 +128,8 @@ class Many:
     def counted(self) -> str:
         shown = self.shown()
         batches = sum(len(self.made.client.steps(name)) for name in self.names)
-        tokens = sum(step["metrics"]["tokens"] for name in self.names for step in self.made.client.steps(name))
-        attempts = sum(len(run["attempts"]) for run in shown)
+        tokens = sum(step.metrics["tokens"] or 0 for name in self.names for step in self.made.client.steps(name))
+        attempts = sum(len(run.attempts) for run in shown)
         return f"{len(shown)} runs complete in {attempts} attempts, {batches} batches, {tokens:.0f} tokens"
 
 

@@ -44,12 +44,12 @@ async def test_a_swap_makes_an_alias_moves_it_and_says_what_was_before(home: Pat
     async with serving(home) as api:
         finished(api.ctx)
         first = await api("swap", "bot", "a@1003")
-        assert (first["run"], first["version"], first["previous"]) == ("a", 1003, None)
+        assert (first.run, first.version, first.previous) == ("a", 1003, None)
         second = await api("swap", "bot", "a")
-        assert (second["version"], second["previous"], second["attestation"]["verdict"]) == (1006, "a@1003", "passed")
-        assert [(row["alias"], row["version"]) for row in await api("aliases")] == [("bot", 1006)]
+        assert (second.version, second.previous, second.attestation.verdict) == (1006, "a@1003", "passed")
+        assert [(row.alias, row.version) for row in await api("aliases")] == [("bot", 1006)]
         moves = await api("alias_moves", "bot")
-        assert [(move["version"], move["by"]) for move in moves] == [(1006, second["by"]), (1003, first["by"])]
+        assert [(move.version, move.by) for move in moves] == [(1006, second.by), (1003, first.by)]
         told = [event.data for event in events.after(api.ctx.store, 0, "a") if event.kind == "alias"]
         assert [(data["version"], data["previous"]) for data in told] == [(1003, None), (1006, "a@1003")]
         journal = [json.loads(line) for line in (home / "journal.jsonl").read_text().splitlines()]
@@ -66,13 +66,13 @@ async def test_rollback_goes_to_the_version_before_and_back(home: Path) -> None:
             await api("swap", "bot", rollback=True)
         for version in (1002, 1002, 1003):
             await api("swap", "bot", f"a@{version}")
-        found = [(await api("swap", "bot", rollback=True))["version"] for _ in range(3)]
+        found = [(await api("swap", "bot", rollback=True)).version for _ in range(3)]
         assert found == [1002, 1003, 1002]
         await api("remove_alias", "bot")
         await api("swap", "bot", "a@1001")
         with pytest.raises(NotFound, match="only"):
             await api("swap", "bot", rollback=True)
-        assert [move["version"] for move in await api("alias_moves", "bot")][:2] == [1001, None]
+        assert [move.version for move in await api("alias_moves", "bot")][:2] == [1001, None]
 
 
 async def test_a_version_that_fails_changes_nothing_and_says_why(home: Path) -> None:
@@ -120,8 +120,8 @@ async def test_an_alias_goes_before_a_run_of_its_name(home: Path) -> None:
         finished(api.ctx)
         await api("swap", "a", "a@1002")
         answer = await api("serving", "a")
-        assert (answer["run"], answer["version"], answer["chat_template"]) == ("a", 1002, False)
-        assert answer["socket"] == api.ctx.pools["tiny-1"].setup.socket and answer["model_path"].endswith("tiny")
+        assert (answer.run, answer.version, answer.chat_template) == ("a", 1002, False)
+        assert answer.socket == api.ctx.pools["tiny-1"].setup.socket and answer.model_path.endswith("tiny")
 
 
 async def test_swaps_of_one_alias_go_one_after_another(home: Path) -> None:
@@ -129,8 +129,8 @@ async def test_swaps_of_one_alias_go_one_after_another(home: Path) -> None:
         finished(api.ctx)
         done = await asyncio.gather(*(api("swap", "bot", f"a@{1001 + n}") for n in range(3)))
         moves = await api("alias_moves", "bot")
-        chain = [f"a@{move['version']}" for move in reversed(moves)]
-        assert sorted(str(row["previous"]) for row in done) == sorted(["None", *chain[:-1]])
+        chain = [f"a@{move.version}" for move in reversed(moves)]
+        assert sorted(str(row.previous) for row in done) == sorted(["None", *chain[:-1]])
         await until(lambda: kept(api) == chain[-1:])
 
 
@@ -158,7 +158,7 @@ async def test_what_is_pinned_or_aliased_is_kept_and_nothing_else(home: Path) ->
     async with serving(home) as api:
         finished(api.ctx)
         await api("serving", "a")  # the pool is up
-        assert (await api("pin", "a@1003"))["pinned"]
+        assert (await api("pin", "a@1003")).pinned
         await until(lambda: kept(api) == ["a@1003"])
         await api("swap", "bot", "a@1001")
         await api("swap", "bot", "a@1002")
@@ -185,7 +185,7 @@ async def test_a_pool_that_refuses_what_is_pinned_is_told_once(home: Path) -> No
             api.ctx.served += 1
             api.ctx.waker.poke()
             await asyncio.sleep(0.05)
-        (warning,) = (await api("show", "a"))["warnings"]
+        (warning,) = (await api("show", "a")).warnings
         assert "a@1002 is pinned, but pool tiny-1 does not keep it loaded: a@1002 is not what" in warning
 
 
@@ -198,7 +198,7 @@ async def test_pins_go_before_aliases_where_there_is_room_for_few(home: Path) ->
             await api("pin", f"a@{number}")
         await until(lambda: "a@1003" in api.ctx.pools["tiny-1"].told)
         await until(lambda: kept(api) == ["a@1001", "a@1002"])
-        assert "a@1003 is pinned, but pool tiny-1" in (await api("show", "a"))["warnings"][0]
+        assert "a@1003 is pinned, but pool tiny-1" in (await api("show", "a")).warnings[0]
         await api("unpin", "a@1001")
         await until(lambda: kept(api) == ["a@1002", "a@1003"])
 
@@ -210,7 +210,7 @@ async def test_a_version_without_files_cannot_be_pinned(home: Path) -> None:
         with pytest.raises(Conflict, match="files of a@1003 are gone") as raised:
             await api("pin", "a@1003")
         assert "lorad adapters a" in raised.value.hint
-        assert [version["pinned"] for version in await api("adapters", "a")] == [False] * 6
+        assert [version.pinned for version in await api("adapters", "a")] == [False] * 6
 
 
 async def test_a_run_with_a_pin_or_an_alias_is_not_removed(home: Path) -> None:
@@ -231,22 +231,22 @@ def test_a_trained_adapter_is_pinned_swapped_rolled_back_kept_over_a_kill_cleane
     with world() as made:
         made.run("a", "trainer.steps=3", "checkpoint.keep_versions=1", text=SMALL)
         made.client.pin("a@2")
-        assert made.client.swap("bot", "a@2")["attestation"]["verdict"] == "passed"
-        assert made.client.swap("bot", "a@3")["previous"] == "a@2"
+        assert made.client.swap("bot", "a@2").attestation.verdict == "passed"
+        assert made.client.swap("bot", "a@3").previous == "a@2"
         assert "bot serves a@2, before a@3 (" in made.lorad("swap", "bot", "--rollback").stderr
         made.lorad("swap", "bot", "a@9", expect=3)
         assert made.json("generate", "bot", "3 1 2")["version"] == "a@2"
         (pool,) = made.client.pools()
-        os.kill(pool["pid"], signal.SIGKILL)
+        os.kill(pool.pid or 0, signal.SIGKILL)
         made.until(lambda: not made.client.pools(), "the pool is gone")
         made.client.swap("other", "a@3")
-        made.until(lambda: {"a@2", "a@3"} <= set(made.client.pools()[0]["loaded"]), "both are loaded again")
-        gone = {Path(item["path"]).name for item in made.client.gc()["deleted"]}
-        assert gone <= {"000000", "000001"} and made.client.gc()["deleted"] == []
+        made.until(lambda: {"a@2", "a@3"} <= set(made.client.pools()[0].loaded), "both are loaded again")
+        gone = {Path(item.path).name for item in made.client.gc().deleted}
+        assert gone <= {"000000", "000001"} and made.client.gc().deleted == []
         told = made.lorad("adapters", "a", COLUMNS="200").stdout
         assert "pinned, bot" in told and "other" in told
         assert made.lorad("verify", "a").stdout.count("\N{CHECK MARK}") == 7
-        assert [move["version"] for move in made.client.alias_moves("bot")] == [2, 3, 2]
+        assert [move.version for move in made.client.alias_moves("bot")] == [2, 3, 2]
 
 
 async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) -> None:

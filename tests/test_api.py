@@ -18,16 +18,16 @@ from tests.daemon_world import behave, serving, until
 async def test_a_run_is_queued_shown_and_listed(home: Path) -> None:
     async with serving(home) as api:
         made = await api.run("a")
-        assert (made["state"], made["name"], made["steps"]) == ("queued", "a", 6)
+        assert (made.state, made.name, made.steps) == ("queued", "a", 6)
         shown = await api.until("a", "ended")
-        assert (shown["reason"], shown["spec"]["trainer"]["steps"], shown["processes"]) == ("completed", 6, [])
-        assert [run["name"] for run in await api("list")] == ["a"]
-        assert [a["reason"] for a in shown["attempts"]] == ["completed"]
+        assert (shown.reason, shown.spec["trainer"]["steps"], shown.processes) == ("completed", 6, [])
+        assert [run.name for run in await api("list")] == ["a"]
+        assert [a.reason for a in shown.attempts] == ["completed"]
 
 
 async def test_a_run_without_a_name_gets_one(home: Path) -> None:
     async with serving(home) as api:
-        first, second = [(await api.run(None))["name"] for _ in range(2)]
+        first, second = [(await api.run(None)).name for _ in range(2)]
         assert (first.count("-"), first != second) == (2, True)
 
 
@@ -66,7 +66,7 @@ async def test_a_running_run_shows_its_processes(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         shown = await api.until("a", "running")
-        pids = {process["role"]: process["pid"] for process in shown["processes"]}
+        pids = {process.role: process.pid for process in shown.processes}
         assert set(pids) == {"driver", "driver shim", "pool", "pool shim"}
         assert all(map(alive, pids.values()))
 
@@ -80,15 +80,15 @@ async def test_pause_resume_stop_and_remove(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a", "trainer.steps=1000")
         await api.until("a", "running")
-        assert (await api("pause", "a"))["state"] == "stopping"
+        assert (await api("pause", "a")).state == "stopping"
         paused = await api.until("a", "paused")
-        assert (await api("resume", "a"))["state"] == "queued"
+        assert (await api("resume", "a")).state == "queued"
         await api.until("a", "running")
         with pytest.raises(Conflict, match="is running"):
             await api("remove", "a")
         await api("stop", "a")
         ended = await api.until("a", "ended")
-        assert (ended["reason"], ended["step"] >= paused["step"]) == ("stopped", True)
+        assert (ended.reason, ended.step >= paused.step) == ("stopped", True)
         await api("remove", "a")
         with pytest.raises(NotFound):
             await api("show", "a")
@@ -100,10 +100,10 @@ async def test_queued_runs_pause_and_end_at_once(home: Path) -> None:
     async with serving(home) as api:
         for name in ("busy", "b", "c", "d"):
             await api.run(name, "resources.exclusive=true")
-        assert (await api("pause", "b"))["state"] == "paused"
-        assert (await api("stop", "c"))["reason"] == "stopped"
-        assert (await api("kill", "d"))["reason"] == "killed"
-        assert (await api("kill", "b"))["reason"] == "killed"
+        assert (await api("pause", "b")).state == "paused"
+        assert (await api("stop", "c")).reason == "stopped"
+        assert (await api("kill", "d")).reason == "killed"
+        assert (await api("kill", "b")).reason == "killed"
 
 
 async def test_resume_refuses_what_cannot_work(home: Path) -> None:
@@ -122,14 +122,14 @@ async def test_a_damaged_checkpoint_is_refused_with_the_one_before(home: Path) -
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
-        newest = Path((await api("checkpoints", "a"))[-1]["path"])
+        newest = Path((await api("checkpoints", "a"))[-1].path)
         (newest / "more").write_text("x")
         with pytest.raises(IntegrityError, match="checkpoint at step 6") as raised:
             await api("resume", "a", steps=9)
         assert "--from 4" in raised.value.hint
         await api("resume", "a", step=4, steps=8)
         ended = await api.until("a", "ended")
-        assert (ended["reason"], ended["step"], ended["attempts"][1]["resumed_from"]) == ("completed", 8, 4)
+        assert (ended.reason, ended.step, ended.attempts[1].resumed_from) == ("completed", 8, 4)
 
 
 async def test_events_come_as_they_happen(home: Path) -> None:
@@ -139,8 +139,8 @@ async def test_events_come_as_they_happen(home: Path) -> None:
         def follow() -> list[str]:
             kinds = []
             for event in api.client.events(0, run="a"):
-                kinds.append(event["kind"])
-                if event["data"].get("state") == "ended":
+                kinds.append(event.kind)
+                if event.data.get("state") == "ended":
                     break
             return kinds
 
@@ -152,11 +152,11 @@ async def test_steps_samples_versions_and_logs_are_served(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
         await api.until("a", "ended")
-        assert [step["step"] for step in await api("steps", "a", after=2)] == [3, 4, 5, 6]
-        assert [step["step"] for step in await api("steps", "a", after=2, every=4)] == [4, 6]
+        assert [step.step for step in await api("steps", "a", after=2)] == [3, 4, 5, 6]
+        assert [step.step for step in await api("steps", "a", after=2, every=4)] == [4, 6]
         assert await api("samples", "a", step=3) == []
-        assert [v["version"] for v in await api("adapters", "a")] == [1001, 1002, 1003, 1004, 1005, 1006]
-        assert (await api("logs", "a", of="pool"))["size"] == 0
+        assert [v.version for v in await api("adapters", "a")] == [1001, 1002, 1003, 1004, 1005, 1006]
+        assert (await api("logs", "a", of="pool")).size == 0
         with pytest.raises(NotFound, match="no step 9"):
             await api("samples", "a", step=9)
 
@@ -183,7 +183,7 @@ async def test_export_copies_a_whole_version_into_an_empty_directory_only(home: 
         write_directory(source, config)
         done = await api("export", "a@1006", str(home / "out"))
         named = json.loads((home / "out" / "adapter_config.json").read_text())
-        assert done["version"] == "a@1006"
+        assert done.version == "a@1006"
         assert named == {"base_model_name_or_path": "org/base", "revision": "main"}  # as transformers wants it
         with pytest.raises(Conflict, match="not empty"):
             await api("export", "a@1006", str(home / "out"))
@@ -199,9 +199,9 @@ async def test_a_pool_stopped_by_force_leaves_a_resumable_run(home: Path) -> Non
         await api.run("a")
         await api.until("a", "running")
         await api("stop_pool", "tiny-1", force=True)
-        assert (await api.until("a", "ended"))["reason"] == "lost"
+        assert (await api.until("a", "ended")).reason == "lost"
         await api("resume", "a")
-        assert (await api.until("a", "ended"))["reason"] == "completed"
+        assert (await api.until("a", "ended")).reason == "completed"
 
 
 async def test_the_daemon_ends_pools_without_work_with_itself(home: Path) -> None:
@@ -210,11 +210,11 @@ async def test_the_daemon_ends_pools_without_work_with_itself(home: Path) -> Non
         await api.run("a")
         await api.until("a", "running")
         told = await api("shutdown", pools=True)
-        assert (told["ended"], told["staying"][0]["pool"], told["staying"][0]["runs"]) == ([], "tiny-1", ["a"])
+        assert (told.ended, told.staying[0].pool, told.staying[0].runs) == ([], "tiny-1", ["a"])
     async with serving(home) as api:
         await api.until("a", "ended")
         await until(lambda: api.ctx.pools["tiny-1"].state == "ready")
-        assert (await api("shutdown", pools=True))["ended"] == ["tiny-1"]
+        assert (await api("shutdown", pools=True)).ended == ["tiny-1"]
         assert not api.ctx.pools["tiny-1"].process.is_up
 
 

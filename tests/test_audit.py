@@ -50,7 +50,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("found", DAMAGE)
 def test_the_audit_of_a_run_finds(found: str, trained: World, tmp_path: Path) -> None:
     directory = tmp_path / "a"
-    shutil.copytree(trained.client.show("a")["directory"], directory)
+    shutil.copytree(trained.client.show("a").directory, directory)
     assert audit(directory) == []
     DAMAGE[found](directory)
     assert any(found in exception for exception in audit(directory)), audit(directory)
@@ -60,7 +60,7 @@ def test_what_a_run_adds_while_it_is_audited_is_no_exception(
     trained: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "a"
-    shutil.copytree(trained.client.show("a")["directory"], directory)
+    shutil.copytree(trained.client.show("a").directory, directory)
 
     def grown(path: Path) -> list[Any]:
         found = list(read(path))

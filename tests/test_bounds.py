@@ -12,11 +12,11 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lorad.bounds import BODY_BYTES, Bounds
+from lorad.client.shapes import Run
 from lorad.daemon.context import Context
 from lorad.daemon.handlers import events as handler
 from lorad.errors import LoradError
@@ -125,12 +125,13 @@ async def test_connections_beyond_the_limit_are_told_so_and_hurt_nobody(home: Pa
         assert await answered(api) == []
 
 
-async def answered(api: Api) -> Any:
+async def answered(api: Api) -> list[Run]:
     """As soon as there is room."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(LoradError):
-                return await api("list")
+                found: list[Run] = await api("list")
+                return found
             await asyncio.sleep(0.02)
 
 

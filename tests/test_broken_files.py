@@ -103,7 +103,7 @@ async def test_a_daemon_starts_whatever_of_the_rest_is_broken(home: Path) -> Non
             stack.enter_context(broken(home / name / STATUS, "directory"))
         async with serving(home) as api:
             await until(lambda: len(api.ctx.troubles) >= 3)
-            troubles = (await api("status"))["troubles"]
+            troubles = (await api("status")).troubles
             for said in ("run victim: ", "pool tiny-1: ", "the gateway: "):
                 assert any(line.startswith(said) and "status.json cannot be read" in line for line in troubles)
             await others_continue(api.ctx, "new")
@@ -126,7 +126,7 @@ async def test_a_pool_with_a_status_of_nuls_still_serves(home: Path) -> None:
         with broken(home / "pools" / "tiny-1" / STATUS, "nuls"):
             await until(lambda: len(api.ctx.troubles))
             await api.run("b")
-            assert (await api.until("b", "ended"))["pool"] == "tiny-1"
+            assert (await api.until("b", "ended")).pool == "tiny-1"
 
 
 async def test_a_run_whose_journal_cannot_be_read_can_be_killed(home: Path) -> None:
@@ -137,7 +137,7 @@ async def test_a_run_whose_journal_cannot_be_read_can_be_killed(home: Path) -> N
             await until(partial(is_said, api.ctx, "run a: "))
             await api("kill", "a")
             run = await api.until("a", "ended")
-        assert run["reason"] == "killed" and "journal.jsonl" in run["detail"]
+        assert run.reason == "killed" and "journal.jsonl" in run.detail
 
 
 @pytest.mark.parametrize("file", ["request.json", "runtime.json"])
@@ -157,7 +157,7 @@ async def test_a_database_that_was_replaced_is_said(home: Path) -> None:
     async with serving(home) as api:
         os.rename(home / "lorad.db", home / "aside.db")
         await until(lambda: len(api.ctx.troubles))
-        assert "lorad.db was removed or replaced" in (await api("status"))["troubles"][0]
+        assert "lorad.db was removed or replaced" in (await api("status")).troubles[0]
         submit(api.ctx, "a")
         await until_state(api.ctx, "a", "ended")
 
@@ -168,7 +168,7 @@ def test_doctor_list_and_status_say_what_is_broken() -> None:
         made.lorad("daemon", "start")
         (made.home.gateway / "table.json").unlink(missing_ok=True)
         (made.home.gateway / "table.json").mkdir(parents=True)
-        made.until(lambda: made.client.status()["troubles"], "the daemon sees it")
+        made.until(lambda: made.client.status().troubles, "the daemon sees it")
         assert "table.json: Is a directory" in made.lorad("list").stderr.replace("\n", "")
         assert "table.json: Is a directory" in told(made.lorad("doctor", expect=1))
         assert "table.json: Is a directory" in told(made.lorad("daemon", "status"))

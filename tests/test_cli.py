@@ -100,7 +100,7 @@ def test_pause_resume_stop_kill_and_rm(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "moves", "--detach")
     made.reached("moves", 1)
     assert "moves is pausing: it finishes its step" in made.lorad("pause", "moves").stderr
-    assert made.over("moves")["state"] == "paused"
+    assert made.over("moves").state == "paused"
     step = made.json("checkpoints", "moves")[-1]["step"]
     assert made.json("show", "moves")["step"] == step
     made.lorad("resume", "moves", "--detach")
@@ -121,10 +121,10 @@ def test_a_run_that_wants_the_pool_for_itself_waits_and_says_why(made: World) ->
     made.lorad("run", made.spec(LONG), "--name", "first", "--detach")
     made.reached("first", 1)
     made.lorad("run", made.spec(), "resources.exclusive=true", "--name", "second", "--detach")
-    waiting = made.until(lambda: made.client.show("second")["waiting"], "second says why it waits")
-    assert "first" in waiting and made.client.show("second")["state"] == "queued"
+    waiting = made.until(lambda: made.client.show("second").waiting, "second says why it waits")
+    assert "first" in waiting and made.client.show("second").state == "queued"
     made.lorad("kill", "first", "--wait")
-    assert made.over("second")["reason"] == "completed"
+    assert made.over("second").reason == "completed"
 
 
 def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
@@ -136,12 +136,12 @@ def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
     )
-    made.until(lambda: "detached" in {r["name"] for r in made.client.list()}, "the run exists")
+    made.until(lambda: "detached" in {r.name for r in made.client.list()}, "the run exists")
     made.reached("detached", 1)
     process.send_signal(signal.SIGINT)
     assert "goes on" in process.communicate(timeout=60)[1]
     assert process.returncode == 0
-    made.reached("detached", made.client.show("detached")["step"] + 1)
+    made.reached("detached", made.client.show("detached").step + 1)
     made.lorad("kill", "detached", "--wait")
 
 
@@ -255,4 +255,4 @@ def test_name_of_a_removed_run_can_be_used_again_but_its_version_numbers_not(mad
     made.run("phoenix", "trainer.steps=2")
     made.lorad("rm", "phoenix", "--yes")
     made.run("phoenix", "trainer.steps=1")
-    assert [v["version"] for v in made.client.adapters("phoenix")] == [3, 4]
+    assert [v.version for v in made.client.adapters("phoenix")] == [3, 4]

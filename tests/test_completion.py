@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from tests.frozen_world import frozen
 from tests.pty_kit import Terminal
 

@@ -12,16 +12,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lorad import __version__, transport
-from lorad.client import Client
+from lorad import __version__
+from lorad.client import transport
+from lorad.client.box_shapes import Status
+from lorad.client.client import Client
+from lorad.client.shapes import LogPart
 from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from lorad.paths import Home
+from tests.callers import UnixConnection
 from tests.daemon_world import serving
 from tests.world import REPOSITORY, world
 
@@ -41,8 +44,6 @@ async def test_nonsense_is_answered_in_words(home: Path) -> None:
 
 
 def raw(client: Client, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-    from lorad.transport import UnixConnection
-
     connection = UnixConnection(client.home.socket, 20)
     with contextlib.suppress(BrokenPipeError):
         connection.request(method, path, body)
@@ -75,9 +76,9 @@ def test_a_stale_socket_is_replaced_and_a_living_one_is_not(home: Path) -> None:
 
 def test_a_log_is_read_from_the_end_and_cuts_no_character(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("aé" * 3)
-    assert read_log(tmp_path / "log", -3, 100) == {"text": "aé", "offset": 9, "size": 9}
-    assert read_log(tmp_path / "log", 0, 2) == {"text": "a", "offset": 1, "size": 9}
-    assert read_log(tmp_path / "log", 1, 2) == {"text": "é", "offset": 3, "size": 9}
+    assert read_log(tmp_path / "log", -3, 100) == LogPart("aé", 9, 9)
+    assert read_log(tmp_path / "log", 0, 2) == LogPart("a", 1, 9)
+    assert read_log(tmp_path / "log", 1, 2) == LogPart("é", 3, 9)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o711])
@@ -117,7 +118,7 @@ def test_a_daemon_without_its_log_starts_and_says_so(home: Path) -> None:
     process = start(home)
     answers(home)
     deadline = time.monotonic() + 60
-    while not (troubles := Client(Home(home)).status()["troubles"]) and time.monotonic() < deadline:
+    while not (troubles := Client(Home(home)).status().troubles) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "daemon.log: Is a directory" in troubles[0]
     process.terminate()
@@ -138,7 +139,7 @@ def start(home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "lorad.daemon"], stdin=quiet, stdout=quiet, stderr=quiet)
 
 
-def answers(home: Path) -> dict[str, Any]:
+def answers(home: Path) -> Status:
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -152,7 +153,7 @@ def test_of_two_daemons_started_at_once_one_stays(home: Path) -> None:
     both = [start(home), start(home)]
     answers(home)
     assert wait_any(both) == LoradError.exit_code
-    pid = Client(Home(home)).shutdown()["pid"]
+    pid = Client(Home(home)).shutdown().pid
     assert pid in [process.pid for process in both]
     assert sorted(process.wait(60) for process in both) == [0, LoradError.exit_code]
     assert not (home / "lorad.sock").exists()
@@ -163,13 +164,14 @@ def test_stopping_the_daemon_says_which_pools_stay_and_they_end() -> None:
         made.home.root.mkdir(parents=True)
         made.home.config.write_text("idle_timeout: 1.5")
         made.lorad("run", made.spec(), "trainer.steps=1", "--name", "a", "--wait")
-        pool = made.client.pools()[0]["pid"]
+        pool = made.client.pools()[0].pid
         assert "Pool tiny-1 is idle and ends in" in made.lorad("daemon", "stop").stderr
+        assert pool is not None
         wait_gone(pool)
         made.lorad("resume", "a", "--steps", "2", "--wait")
         assert "is stopping" in made.lorad("pools", "stop", "tiny-1").stderr
         made.lorad("resume", "a", "--steps", "3", "--wait")
-        pool = made.client.pools()[0]["pid"]
+        pool = made.client.pools()[0].pid
         assert "Pool tiny-1 ended" in made.lorad("daemon", "stop", "--pools").stderr
         assert not Path(f"/proc/{pool}").exists()
 
@@ -186,7 +188,7 @@ def test_a_wrong_tokens_file_is_an_error_where_it_is_configured() -> None:
         assert wrong in made.lorad("doctor", expect=1).stdout and wrong in made.lorad("logs", "--of", "daemon").stdout
         tokens.chmod(0o600)
         told = made.client.status()
-        assert (told["url"], told["url_trouble"]) == ("http://127.0.0.1:39471/v1", "")
+        assert (told.url, told.url_trouble) == ("http://127.0.0.1:39471/v1", "")
         assert "http://127.0.0.1:39471/v1" in made.lorad("daemon", "status").stdout
         made.lorad("daemon", "stop")
         assert wrong in made.lorad("logs", "--of", "daemon").stdout  # though no daemon reads it
@@ -205,8 +207,8 @@ def test_a_daemon_of_another_version_is_named_and_replaced_under_a_run() -> None
         before, driver = made.lorad("list").stderr, made.pid("a", "driver")
         assert before.count("The daemon is version 0.0.9, this command is version") == 1
         made.lorad("daemon", "restart")
-        assert older.wait(60) == 0 and made.client.status()["version"] == __version__
-        made.reached("a", made.client.show("a")["step"] + 1)
+        assert older.wait(60) == 0 and made.client.status().version == __version__
+        made.reached("a", made.client.show("a").step + 1)
         assert made.pid("a", "driver") == driver and "The daemon is" not in made.lorad("list").stderr
 
 
@@ -216,7 +218,7 @@ async def test_another_protocol_is_refused_but_seen_and_ended(home: Path, monkey
         with pytest.raises(Conflict, match=r"speaks protocol 1, and this command protocol 99") as refused:
             await api("list")
         assert "lorad daemon restart" in refused.value.hint
-        assert (await api("status"))["pid"] == (await api("shutdown"))["pid"] == os.getpid()
+        assert (await api("status")).pid == (await api("shutdown")).pid == os.getpid()
 
 
 def wait_gone(pid: int) -> None:
@@ -236,11 +238,11 @@ def wait_any(processes: list[subprocess.Popen[bytes]]) -> int:
 
 def test_a_daemon_starts_again_after_kill_9(home: Path) -> None:
     first = start(home)
-    before = answers(home)["pid"]
+    before = answers(home).pid
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     second = start(home)
-    assert answers(home)["pid"] == second.pid != before
+    assert answers(home).pid == second.pid != before
     second.terminate()
     assert second.wait(60) == 0
 

@@ -13,6 +13,8 @@ import pynvml
 import pytest
 
 from lorad.cli.commands.devices import device_row
+from lorad.client import box_shapes as shapes
+from lorad.client.box_shapes import DeviceProcess, Lease
 from lorad.config import Config, Devices
 from lorad.daemon import devices, leases
 from lorad.daemon.devices import Device, find_devices, is_taken, lock_file
@@ -70,9 +72,9 @@ async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
         for name in ("one", "two"):
             submit(ctx, name, model=f"/models/{name}")
         await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in ("one", "two")))
-        told = {found["device"]: found for found in await list_devices(ctx, None)}  # type: ignore[arg-type]
-        assert [told[f"cpu:{n}"]["lease"]["why"] for n in range(2)] == ["run one", "run two"]
-        assert told["cpu:1"]["pool"] == "two-1" and 0 <= told["cpu:1"]["utilization"] <= 1
+        told = {found.device: found for found in await list_devices(ctx, None)}  # type: ignore[arg-type]
+        assert [lease.why for n in range(2) if (lease := told[f"cpu:{n}"].lease)] == ["run one", "run two"]
+        assert told["cpu:1"].pool == "two-1" and 0 <= (told["cpu:1"].utilization or 0.0) <= 1
         submit(ctx, "three", model="/models/three")
         waiting = await until(lambda: runs.get(ctx.store, "three").waiting)
         assert waiting.startswith("0 of 2 devices free; pool one-1 is busy with run one; starts when it ends; pool two")
@@ -148,8 +150,8 @@ async def test_nothing_is_placed_beside_somebody_else(
         submit(ctx, "a")
         await until(lambda: "cuda:0 is in use by py" in runs.get(ctx.store, "a").waiting)
         (found,) = await list_devices(ctx, None)  # type: ignore[arg-type]
-        assert (found["utilization"], found["memory_used"], found["lease"]) == (0.4, 12 << 30, None)
-        assert [(one["pid"], one["ours"]) for one in found["processes"]] == [(os.getpid(), False)]
+        assert (found.utilization, found.memory_used, found.lease) == (0.4, 12 << 30, None)
+        assert [(one.pid, one.ours) for one in found.processes] == [(os.getpid(), False)]
         nvml.gpus["GPU-0"] = Gpu()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
@@ -275,10 +277,10 @@ def test_a_process_says_who_it_is() -> None:
 
 
 def test_the_table_tells_who_holds_a_device_and_who_else_is_there() -> None:
-    lease = {"pool": "p-1", "uid": 7, "user": "alice", "why": "run a", "since": time.time() - 65, "free_after": 600.0}
-    process = {"pid": 9, "user": "bob", "name": "python", "memory": 1 << 30, "ours": False}
-    row = {"device": "cuda:0", "name": "a GPU", "memory_used": 0, "memory_total": 1, "utilization": 0.4, "pool": None}
-    shown = device_row(row | {"lease": lease, "processes": [process, process | {"ours": True}]})
+    lease = Lease("p-1", 7, "alice", "run a", time.time() - 65, 600.0)
+    process = DeviceProcess(9, "bob", "python", 1 << 30)
+    row = shapes.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)
+    shown = device_row(replace(row, lease=lease, processes=[process, replace(process, ours=True)]))
     assert shown[4:8] == ("40%", "p-1", "alice", "1m05s")
     assert shown[8] == "run a, free after 10m00s idle; python (pid 9, bob, 1.0 GiB)"
-    assert device_row(row | {"lease": None, "processes": []})[5:] == ("", "", "", "")
+    assert device_row(row)[5:] == ("", "", "", "")

@@ -59,6 +59,6 @@ async def test_a_daemon_without_disk_answers_reads_and_says_why_it_does_not_writ
             with pytest.raises(LoradError) as refused:
                 await api("pin", "a@1001")
             assert "journal.jsonl" in refused.value.message and "Free some space" in refused.value.hint
-            assert (await api("show", "a"))["state"] == "ended" and len(await api("adapters", "a")) == 6
-            assert not (await api("adapters", "a"))[0]["pinned"]
-        assert (await api("pin", "a@1001"))["pinned"]
+            assert (await api("show", "a")).state == "ended" and len(await api("adapters", "a")) == 6
+            assert not (await api("adapters", "a"))[0].pinned
+        assert (await api("pin", "a@1001")).pinned

@@ -74,8 +74,8 @@ def test_a_recipe_runs_on_the_builtin_base(made: World, recipe: str) -> None:
     flags = ("--trainer", "builtin", "--name", recipe, "--wait")
     made.lorad("run", EXAMPLES / f"{recipe}.yaml", *SMALL, *flags)
     run = made.client.show(recipe)
-    assert (run["reason"], run["step"]) == ("completed", 2)
-    assert {version["rank"] for version in made.client.adapters(recipe)} == {spec_of(recipe).lora.rank}
+    assert (run.reason, run.step) == ("completed", 2)
+    assert {version.rank for version in made.client.adapters(recipe)} == {spec_of(recipe).lora.rank}
 
 
 def test_gsm8k_rows_ask_for_the_mark_that_the_reward_looks_for(script: ModuleType) -> None:

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.adapters.directory import verify
+from lorad.client.shapes import Forked
 from lorad.daemon.context import attempt_dir
 from lorad.daemon.handlers.fork import taken
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
@@ -25,8 +26,10 @@ async def parent(api: Api) -> None:
     await api.until("a", "ended")
 
 
-async def fork(api: Api, version: str, *overrides: str, **options: Any) -> Any:
-    return await api("fork", version, overrides=[*overrides], **{"name": None, "steps": None, "fresh": False} | options)
+async def fork(api: Api, version: str, *overrides: str, **options: Any) -> Forked:
+    wanted = {"name": None, "steps": None, "fresh": False} | options
+    forked: Forked = await api("fork", version, overrides=[*overrides], **wanted)
+    return forked
 
 
 def params_of(api: Api, name: str) -> dict[str, Any]:
@@ -39,10 +42,10 @@ async def test_a_fork_is_a_run_of_its_own_that_begins_with_a_checkpoint(home: Pa
     async with serving(home) as api:
         await parent(api)
         made = await fork(api, "a@1004", "trainer.lr=1e-5", steps=3)
-        assert (made["name"], made["steps"], made["state"]) == ("a-fork", 3, "queued")
+        assert (made.name, made.steps, made.state) == ("a-fork", 3, "queued")
         shown = await api.until("a-fork", "ended")
-        assert (shown["reason"], shown["step"], shown["origin"]) == ("completed", 3, "a@1004")
-        assert (shown["spec"]["trainer"]["lr"], shown["spec"]["checkpoint"]["every"]) == (1e-5, 2)
+        assert (shown.reason, shown.step, shown.origin) == ("completed", 3, "a@1004")
+        assert (shown.spec["trainer"]["lr"], shown.spec["checkpoint"]["every"]) == (1e-5, 2)
         params = params_of(api, "a-fork")
         assert (params["start_from"], params["origin"]) == (str(home / "runs/a-fork/origin"), "a@1004")
         told = [event for event in runs_events(api, "a-fork") if event["kind"] == "forked"]
@@ -57,8 +60,8 @@ def runs_events(api: Api, run: str) -> list[Any]:
 async def test_names_of_forks_are_told_apart(home: Path) -> None:
     async with serving(home) as api:
         await parent(api)
-        assert [(await fork(api, "a"))["name"] for _ in range(2)] == ["a-fork", "a-fork-2"]
-        assert (await fork(api, "a", name="b"))["name"] == "b"
+        assert [(await fork(api, "a")).name for _ in range(2)] == ["a-fork", "a-fork-2"]
+        assert (await fork(api, "a", name="b")).name == "b"
         with pytest.raises(Conflict, match="a run named b"):
             await fork(api, "a", name="b")
 
@@ -69,7 +72,7 @@ async def test_a_version_without_a_checkpoint_tells_which_have_one(home: Path) -
         with pytest.raises(NotFound, match="no checkpoint holds a@1003") as refused:
             await fork(api, "a@1003")
         assert "a@1002, a@1004, a@1006" in refused.value.hint and "--fresh" in refused.value.hint
-        assert [run["name"] for run in await api("list")] == ["a"]
+        assert [run.name for run in await api("list")] == ["a"]
 
 
 async def test_a_fresh_fork_takes_the_weights_of_any_version(home: Path) -> None:
@@ -77,7 +80,7 @@ async def test_a_fresh_fork_takes_the_weights_of_any_version(home: Path) -> None
         await parent(api)
         await fork(api, "a@1003", fresh=True, name="b")
         shown = await api.until("b", "ended")
-        assert shown["spec"]["lora"]["adapter_path"] == str(home / "runs/b/origin")
+        assert shown.spec["lora"]["adapter_path"] == str(home / "runs/b/origin")
         assert params_of(api, "b")["start_from"] is None
 
 
@@ -96,12 +99,12 @@ async def test_a_fork_outlives_its_parent_and_begins_again_from_its_origin(home:
         await parent(api)
         behave(home, driver={"crash_at": 1})
         await fork(api, "a@1004", name="b")
-        assert (await api.until("b", "ended"))["reason"] == "lost"
+        assert (await api.until("b", "ended")).reason == "lost"
         await api("remove", "a")
         verify(home / "runs/b/origin")
         behave(home)
         await api("resume", "b")
-        assert (await api.until("b", "ended"))["reason"] == "completed"
+        assert (await api.until("b", "ended")).reason == "completed"
         assert params_of(api, "b")["start_from"] == str(home / "runs/b/origin")
 
 
@@ -124,7 +127,7 @@ async def test_a_parent_that_is_removed_meanwhile_is_not_missed(home: Path, monk
 
         monkeypatch.setattr("lorad.daemon.handlers.fork.taken", removed)
         await fork(api, "a@1004", name="b")
-        assert (await api.until("b", "ended"))["reason"] == "completed"
+        assert (await api.until("b", "ended")).reason == "completed"
 
 
 async def test_a_damaged_checkpoint_begins_nothing(home: Path) -> None:
@@ -142,15 +145,13 @@ def test_weights_and_moments_are_carried_over_and_fresh_ones_are_not() -> None:
         made.run("a", "trainer.steps=2")
         made.json("fork", "a@2", "--name", "on", "--steps", "1", "--wait")
         made.json("fork", "a@2", "trainer.lr=1e-4", "--name", "anew", "--steps", "1", "--fresh", "--wait")
-        before, after, anew = (optimizer(made.client.checkpoints(run)[-1]["path"]) for run in ("a", "on", "anew"))
+        before, after, anew = (optimizer(made.client.checkpoints(run)[-1].path) for run in ("a", "on", "anew"))
         assert [int(state["step"][0]) for state in (before, after, anew)] == [2, 3, 1]
         seconds = [name for name in before if name.startswith("exp_avg_sq.")]
         assert all(np.all(after[name] >= 0.998 * before[name]) for name in seconds)
         assert not all(np.all(anew[name] >= 0.998 * before[name]) for name in seconds)
-        assert {made.client.adapters(run)[0]["sha256"] for run in ("on", "anew")} == {
-            made.client.adapters("a")[-1]["sha256"]
-        }
-        manifest = json.loads((Path(made.client.adapters("on")[0]["path"]) / "manifest.json").read_text())
+        assert {made.client.adapters(run)[0].sha256 for run in ("on", "anew")} == {made.client.adapters("a")[-1].sha256}
+        manifest = json.loads((Path(made.client.adapters("on")[0].path or "") / "manifest.json").read_text())
         assert manifest["facts"]["parent"] == "a@2"
         assert "a@2" in made.lorad("show", "on").stdout
 

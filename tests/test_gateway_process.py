@@ -35,7 +35,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:
     async with serving(home) as api:
-        assert (await api("status"))["gateway"] is None
+        assert (await api("status")).gateway is None
         assert not list(attempts_under(api.ctx.home.gateway))
 
 
@@ -50,7 +50,7 @@ async def test_a_served_base_wants_a_gateway(home: Path) -> None:
 async def test_the_gateway_outlives_the_daemon_and_ends_with_it_when_asked_to(home: Path, wanted: None) -> None:
     async with serving(home) as api:
         await until(lambda: gateway_socket(api.ctx))
-        assert (await api("status"))["gateway"] == str(Home(home).gateway_socket)
+        assert (await api("status")).gateway == str(Home(home).gateway_socket)
         pid = pid_of_gateway(home) or 0
     async with serving(home) as api:
         assert gateway_socket(api.ctx) and pid_of_gateway(home) == pid
@@ -132,23 +132,23 @@ def is_alive(pid: int) -> bool:
 def test_a_real_home_serves_on_while_its_daemon_and_pool_die() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2")
-        versions = [f"a@{version['version']}" for version in made.client.adapters("a")]
+        versions = [f"a@{version.version}" for version in made.client.adapters("a")]
         made.lorad("swap", "bot", versions[-1])
-        made.until(lambda: made.client.status()["gateway"], "the gateway answers")
+        made.until(lambda: made.client.status().gateway, "the gateway answers")
         asked: dict[str, Any] = {"model": "bot", "prompt": "7 3 1", "temperature": 0, "max_tokens": 12}
         with openai(made.home) as client:
             before = client.completions.create(**asked)
             assert before.system_fingerprint == f"lorad-{versions[-1]}"
-            kill(made.client.pools()[0]["pid"])
+            kill(made.client.pools()[0].pid or 0)
             assert (
                 client.with_options(max_retries=5).completions.create(**asked).choices[0].text == before.choices[0].text
             )
             made.lorad("swap", "bot", versions[0])
             assert client.completions.create(**asked).system_fingerprint == f"lorad-{versions[0]}"
-            kill(made.client.status()["pid"])
+            kill(made.client.status().pid)
             assert client.completions.create(**asked).system_fingerprint == f"lorad-{versions[0]}"
             made.lorad("daemon", "start")
-            assert made.client.status()["gateway"]
+            assert made.client.status().gateway
             made.lorad("swap", "bot", "--rollback")
             assert client.completions.create(**asked).choices[0].text == before.choices[0].text
 

@@ -20,11 +20,11 @@ import httpx2
 import psutil
 import pytest
 
+from lorad.client.transport import Transport
 from lorad.daemon.processes import attempts_under, read_status
 from lorad.paths import Home
 from lorad.protocol.listener import answers
 from lorad.protocol.traffic import FILE
-from lorad.transport import Transport
 from tests.passable import why_not
 from tests.pool_kit import TINY
 from tests.test_system_mode import ALICE, BOB, Box, as_user, status_of

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lorad.adapters.directory import discard
+from lorad.client.box_shapes import KeptVersion
 from lorad.daemon import budget, disk, prune
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Request
@@ -49,19 +50,19 @@ async def test_what_lost_its_pin_or_alias_goes_and_the_rest_stays(home: Path) ->
         await api("pin", "a@1001")
         await api("swap", "bot", "a@1002")
         told = await api("gc", dry_run=True)
-        assert len(versions(home)) == 6 and told["dry_run"]
+        assert len(versions(home)) == 6 and told.dry_run
         done = await api("gc")
-        assert (done["deleted"], done["bytes"]) == (told["deleted"], told["bytes"]) and done["bytes"] > 0
-        kinds = [Path(item["path"]).parent.name for item in done["deleted"]]
+        assert (done.deleted, done.bytes) == (told.deleted, told.bytes) and done.bytes > 0
+        kinds = [Path(item.path).parent.name for item in done.deleted]
         assert {kind: kinds.count(kind) for kind in kinds} == {"checkpoints": 2, "versions": 3, "samples": 4}
         assert versions(home) == ["001001", "001002", "001006"]
         await api("unpin", "a@1001")
         await api("remove_alias", "bot")
         await until(lambda: (status := api.ctx.pools["tiny-1"].status) and not status.loaded)
-        whys = {(Path(item["path"]).name, item["why"]) for item in (await api("gc"))["deleted"]}
+        whys = {(Path(item.path).name, item.why) for item in (await api("gc")).deleted}
         assert whys == {(name, "checkpoint.keep_versions is 1") for name in ("001001", "001002")}
-        assert (await api("gc"))["deleted"] == [] and versions(home) == ["001006"]
-        assert [c["step"] for c in await api("checkpoints", "a")] == [6]
+        assert (await api("gc")).deleted == [] and versions(home) == ["001006"]
+        assert [c.step for c in await api("checkpoints", "a")] == [6]
 
 
 async def test_keep_0_keeps_every_checkpoint(home: Path) -> None:
@@ -69,8 +70,8 @@ async def test_keep_0_keeps_every_checkpoint(home: Path) -> None:
         finished(api.ctx)
         with api.ctx.store.write() as connection:
             connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoint.keep', 0)")
-        assert [item for item in (await api("gc"))["deleted"] if "checkpoints" in item["path"]] == []
-        assert [c["step"] for c in await api("checkpoints", "a")] == [2, 4, 6]
+        assert [item for item in (await api("gc")).deleted if "checkpoints" in item.path] == []
+        assert [c.step for c in await api("checkpoints", "a")] == [2, 4, 6]
 
 
 async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
@@ -93,9 +94,9 @@ async def test_leftovers_and_directories_of_removed_runs_go_and_unknown_ones_sta
         removed = aged(home / "runs" / ".removed-c-1", 0)
         orphan, stranger = (aged(home / "runs" / name, ORPHAN_SECONDS) for name in ("b", "stranger"))
         done = await api("gc")
-        assert {item["path"] for item in done["deleted"]} == {str(old), str(removed), str(orphan)}
+        assert {item.path for item in done.deleted} == {str(old), str(removed), str(orphan)}
         assert {path.exists() for path in (old, removed, orphan)} == {False}
-        assert young.exists() and stranger.exists() and done["bytes"] == 15
+        assert young.exists() and stranger.exists() and done.bytes == 15
 
 
 async def test_what_a_run_that_works_is_still_writing_stays(home: Path) -> None:
@@ -107,7 +108,7 @@ async def test_what_a_run_that_works_is_still_writing_stays(home: Path) -> None:
             connection.execute("UPDATE attempts SET started_at = started_at - 7200")
         old = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000002-x", 7200)
         slow = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000008-x", LEFTOVER_SECONDS)
-        assert [item["path"] for item in (await api("gc"))["deleted"]] == [str(old)] and slow.exists()
+        assert [item.path for item in (await api("gc")).deleted] == [str(old)] and slow.exists()
         await api("kill", "a")
 
 
@@ -130,7 +131,7 @@ async def test_a_run_that_is_about_to_resume_is_left_alone(home: Path) -> None:
         aged(home / "runs" / "a" / "versions" / ".tmp-001007-x", LEFTOVER_SECONDS)
         with api.ctx.store.write() as connection:
             connection.execute("UPDATE runs SET resume_step = 2 WHERE name = 'a'")
-        assert (await api("gc"))["deleted"] == []
+        assert (await api("gc")).deleted == []
 
 
 async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(home: Path) -> None:
@@ -150,9 +151,7 @@ async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(ho
             life = home / "pools" / "tiny-1" / "attempts" / f"{number - 1:04d}"
             life.rename(life.with_name(f"{number:04d}"))
             aged(life, 0)
-        told = {
-            Path(item["path"]).relative_to(home): item["why"] for item in (await api("gc", dry_run=True))["deleted"]
-        }
+        told = {Path(item.path).relative_to(home): item.why for item in (await api("gc", dry_run=True)).deleted}
         assert {str(path): why for path, why in told.items()} == {
             **{f"runs/a/attempts/000{n}/log": "logs of the newest 3 attempts stay" for n in (1, 2)},
             **{f"pools/tiny-1/attempts/000{n}": "the newest 3 lives of pool tiny-1 stay" for n in (1, 2)},
@@ -168,16 +167,16 @@ async def test_a_pool_that_ended_long_ago_goes_with_its_directory(home: Path) ->
         await api.until("a", "ended")
         await api("stop_pool", "tiny-1")
         await until(lambda: api.ctx.pools["tiny-1"].process.phase == "exited")
-        assert not (await api("gc"))["deleted"]
+        assert not (await api("gc")).deleted
         status = home / "pools/tiny-1/attempts/0001/status.json"
         then = time.time() - 8 * 86400
         os.utime(status, (then, then))
         await until(lambda: not is_locked(AttemptDir(status.parent)))  # its shim takes a moment longer
-        (item,) = (await api("gc"))["deleted"]
-        assert item["path"] == str(home / "pools/tiny-1") and "7 days ago" in item["why"]
+        (item,) = (await api("gc")).deleted
+        assert item.path == str(home / "pools/tiny-1") and "7 days ago" in item.why
         assert api.ctx.pools == {} and not (home / "pools/tiny-1").exists()
         await api.run("b")
-        assert (await api.until("b", "ended"))["reason"] == "completed"
+        assert (await api.until("b", "ended")).reason == "completed"
 
 
 async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(home: Path) -> None:
@@ -190,11 +189,11 @@ async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(ho
         await budget.look(api.ctx, 1)
         assert versions(home) == ["001001", "001002", "001004", "001006"]  # pinned, aliased, of checkpoints
         assert [path.name for path in (home / "runs/a/samples").iterdir()] == ["000006.jsonl"]
-        assert [checkpoint["step"] for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
-        told = (await api("show", "a"))["warnings"][-1]
+        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        told = (await api("show", "a")).warnings[-1]
         assert "5 files of samples and" in told and "versions of a were deleted" in told
         assert "nothing more can go" in api.ctx.disk.told
-        found = {check["check"]: check["problems"] for check in (await api("verify", "a"))["checks"]}
+        found = {check.check: check.problems for check in (await api("verify", "a")).checks}
         assert found["samples"] == found["versions"] == []
 
 
@@ -204,12 +203,12 @@ async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
         keep_one(api)
         for version in ("a@1003", "a@1005"):
             await api("swap", "bot", version)
-        assert (await api("aliases"))[0]["previous"] == "a@1003"
-        assert (await api("gc"))["kept"] == [{"alias": "bot", "version": "a@1003"}]
+        assert (await api("aliases"))[0].previous == "a@1003"
+        assert (await api("gc")).kept == [KeptVersion("bot", "a@1003")]
         await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1003" not in status.loaded)
         await budget.look(api.ctx, 1)
         assert versions(home) == ["001003", "001005", "001006"]
-        assert (await api("swap", "bot", rollback=True))["version"] == 1003
+        assert (await api("swap", "bot", rollback=True)).version == 1003
         await api("swap", "bot", "a@1006")  # from now on it goes back to a@1003, and no more to a@1005
         await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1005" not in status.loaded)
         await api("gc")
@@ -228,7 +227,7 @@ async def test_a_budget_of_one_byte_takes_nothing_that_a_user_named(home: Path) 
         await budget.look(api.ctx, 1)
         assert {"001001", "001003", "001004", "001006"} <= set(versions(home))  # 4 and 6 are of checkpoints
         assert sorted(path.name for path in (home / "exported").iterdir())
-        assert [checkpoint["step"] for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
         assert (home / "runs" / "b" / "origin").is_dir()
 
 

@@ -290,16 +290,16 @@ def test_a_real_run_goes_through_a_hung_driver_and_a_hung_pool() -> None:
         asked = ("trainer.steps=10000", "resources.restart=on-failure")
         made.lorad("run", made.spec(), *asked, "--name", "shaken", "--detach")
         made.reached("shaken", 3)
-        pool = made.client.show("shaken")["pool"]
+        pool = made.client.show("shaken").pool
         for role in ("driver", "pool"):
             os.kill(made.pid("shaken", role), signal.SIGSTOP)
-        made.until(lambda: made.client.show("shaken")["attempt"] > 1, "the driver is replaced")
-        made.reached("shaken", made.client.show("shaken")["step"] + 3)
+        made.until(lambda: made.client.show("shaken").attempt > 1, "the driver is replaced")
+        made.reached("shaken", made.client.show("shaken").step + 3)
         made.lorad("stop", "shaken")
         run = made.over("shaken")
-        assert run["reason"] == "stopped"
-        assert [step["step"] for step in made.client.steps("shaken")] == list(range(1, run["step"] + 1))
-        lost = [attempt["detail"] for attempt in run["attempts"][:-1]]
+        assert run.reason == "stopped"
+        assert [step.step for step in made.client.steps("shaken")] == list(range(1, run.step + 1))
+        lost = [attempt.detail for attempt in run.attempts[:-1]]
         who = [why.partition(" was hung: no heartbeat")[0] for why in lost]
         assert who in (["the driver"], [f"pool {pool}"], ["the driver", f"pool {pool}"])  # by who is found first
         assert f"attempt    1: fresh, lost: {lost[0]}" in made.lorad("show", "shaken").stdout

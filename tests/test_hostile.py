@@ -283,14 +283,14 @@ def test_a_journal_that_is_a_pipe_blocks_nobody(store: Store, tmp_path: Path) ->
 
 def test_a_log_without_line_ends_is_cut_when_it_is_shown(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x" * 500_000 + "\nend\n")
-    text = read_log(tmp_path / "log", 0, 1 << 20)["text"]
+    text = read_log(tmp_path / "log", 0, 1 << 20).text
     assert len(text) < 20_000
     assert text.endswith("more)\nend\n")
 
 
 def test_a_log_that_leads_elsewhere_is_empty(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to("/etc/passwd")
-    assert read_log(tmp_path / "log", 0, 1 << 20)["text"] == ""
+    assert read_log(tmp_path / "log", 0, 1 << 20).text == ""
 
 
 def test_the_step_fact_has_what_this_file_writes() -> None:

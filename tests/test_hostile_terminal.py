@@ -18,6 +18,7 @@ from textual.content import Content
 
 from lorad.cli import follow
 from lorad.cli.output import json_text
+from lorad.client.shapes import RunDetails
 from tests.frozen_world import frozen_world
 from tests.hostile_lorad import BLINK, POISON, TITLE
 from tests.tui_world import World, a_run, names, until, using
@@ -77,7 +78,7 @@ def test_json_is_the_same_data_without_raw_controls() -> None:
 
 def test_the_live_line_shows_hostile_text_as_text() -> None:
     live, terminal = follow.Live(), Console(force_terminal=True, width=200)
-    live.update({"name": "a", "state": "queued", "step": 0, "steps": 3, "waiting": POISON}, [], [])
+    live.update(RunDetails("a", "queued", steps=3, waiting=POISON), [], [])
     with terminal.capture() as shown:
         terminal.print(live._live.get_renderable())
     assert "PWNED" in shown.get() and [name for name, raw in HURT.items() if raw in shown.get()] == []

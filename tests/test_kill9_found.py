@@ -19,4 +19,4 @@ async def test_a_run_that_was_killed_after_its_last_step_is_completed_by_a_resum
             connection.execute("UPDATE runs SET reason = 'lost'")
         await api("resume", "a")
         run = await api.until("a", "ended")
-        assert (run["reason"], run["step"], run["attempt"]) == ("completed", 6, 2)
+        assert (run.reason, run.step, run.attempt) == ("completed", 6, 2)

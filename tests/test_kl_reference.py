@@ -41,16 +41,16 @@ def test_a_run_from_an_adapter_stays_with_it_where_nothing_is_rewarded() -> None
         made.lorad("fork", "a@2", *PULLED, "--name", "c", "--fresh", "--steps", "2", "--wait")
         made.lorad("run", made.root / "a.yaml", *PULLED, "algorithm.kl.reference=base", "lora.adapter_path=adapter",
                    "--name", "d")  # fmt: skip
-        assert [[step["metrics"]["kl"] for step in made.client.steps(run)] for run in "bc"] == [[0, 0], [0, 0]]
-        assert made.client.steps("d")[0]["metrics"]["kl"] > 1e-4
-        digest = made.client.adapters("a")[-1]["sha256"]
-        assert {version["sha256"] for run in "bc" for version in made.client.adapters(run)} == {digest}
+        assert [[step.metrics["kl"] for step in made.client.steps(run)] for run in "bc"] == [[0, 0], [0, 0]]
+        assert (made.client.steps("d")[0].metrics["kl"] or 0.0) > 1e-4
+        digest = made.client.adapters("a")[-1].sha256
+        assert {version.sha256 for run in "bc" for version in made.client.adapters(run)} == {digest}
         assert f"reference  KL is to start, sha256 {digest[:12]}" in made.lorad("show", "b").stdout
         assert told(made, "c") == [("start", digest, "passed")] and told(made, "d") == []
 
 
 def told(made: World, run: str) -> list[tuple[str, str, str]]:
-    records = lineage([record for record, _ in read(RunDir(Path(made.client.show(run)["directory"])).journal)])
+    records = lineage([record for record, _ in read(RunDir(Path(made.client.show(run).directory)).journal)])
     found = [record.data["reference"] for record in records if record.kind == "attempt"]
     return [(there["name"], there["sha256"], there["attested"]) for there in found if there]
 
@@ -67,12 +67,12 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
         made.reached("killed", 3)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        assert made.over("killed")["reason"] == "lost"
+        assert made.over("killed").reason == "lost"
         made.lorad("gc")
         made.lorad("resume", "killed", "--wait")
         assert made.facts("killed") == made.facts("calm") and made.facts("calm")["steps"][0][6] > 1e-4
         assert len(set(told(made, "killed"))) == 1
-        shutil.rmtree(Path(made.client.show("calm")["directory"]) / "reference")
+        shutil.rmtree(Path(made.client.show("calm").directory) / "reference")
         assert (
             "reference"
             in made.lorad("resume", "calm", "trainer.min_lr=1e-5", "--steps", "17", "--wait", expect=2).stderr

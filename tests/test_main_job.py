@@ -66,7 +66,7 @@ def test_keep_prunes_old_checkpoints(demo: tuple[World, Any]) -> None:
 
 
 def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None:
-    differences = [s["metrics"]["logprob_difference_max"] for s in demo[0].client.steps("demo")]
+    differences = [s.metrics["logprob_difference_max"] or 0.0 for s in demo[0].client.steps("demo")]
     assert max(differences) <= 1e-4
 
 
@@ -77,7 +77,7 @@ def test_exported_version_gives_the_same_logprobs_and_completions_in_peft(demo: 
     tokenizer = AutoTokenizer.from_pretrained(resolve("builtin:tiny"))
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(resolve("builtin:tiny")), target)
     for sample in made.client.samples("demo", step=60)[::16]:  # sampled by version 59
-        assert sample["version"] == "demo@59"
+        assert sample.version == "demo@59"
     for prompt in ("S:5172=", "S:90316284="):
         ours = made.json("generate", "demo@60", prompt, "--max-new-tokens", "12")["completions"][0]["text"]
         assert ours == greedy(model, tokenizer, prompt)
@@ -109,9 +109,9 @@ def compare_logprobs(made: World, model: PeftModel, tokenizer: Any) -> None:
     model.load_adapter(made.root / "exported59", adapter_name="before")
     model.set_adapter("before")
     for sample in made.client.samples("demo", step=60)[::16]:
-        prompt = tokenizer(sample["prompt"])["input_ids"]
-        ids = torch.tensor([prompt + sample["tokens"]])
+        prompt = tokenizer(sample.prompt)["input_ids"]
+        ids = torch.tensor([prompt + sample.tokens])
         with torch.no_grad():
             logprobs = torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float(), -1)
         theirs = logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-        assert np.abs(theirs - np.array(sample["logprobs"])).max() <= 1e-4
+        assert np.abs(theirs - np.array(sample.logprobs)).max() <= 1e-4

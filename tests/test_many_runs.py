@@ -164,7 +164,8 @@ async def test_what_a_pool_says_it_has_is_believed(home: Path) -> None:
         await until(lambda: told(ctx, "c"))
         assert told(ctx, "c") == "pool tiny-1 has room for no more versions, it needs 3; 2 runs are in it"
         shown = pool_view(ctx, ctx.pools["tiny-1"])
-        assert (shown["capacity"]["max_versions"], shown["tenants"], shown["runs"]) == (7, [], [])
+        assert shown.capacity is not None
+        assert (shown.capacity.max_versions, shown.tenants, shown.runs) == (7, [], [])
         submit(ctx, "d")
         assert "up to rank 8, this one has 16" in (await until_state(ctx, "d", "ended")).detail
         for name in "abc":
@@ -293,4 +294,4 @@ def test_three_runs_whose_pool_is_killed_end_as_if_alone_with_every_batch_once()
         many = Many(made, 3, 6)
         assert "pool under 3 runs in 1 pool" in many.together(("pool",), random.Random(0))
         assert many.exceptions(expected) == []
-        assert [len(run["attempts"]) for run in many.shown()] == [2, 2, 2]
+        assert [len(run.attempts) for run in many.shown()] == [2, 2, 2]

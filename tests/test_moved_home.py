@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.daemon.census import of_home
 from lorad.daemon.context import request_of
 from lorad.daemon.relocate import relocate
@@ -50,15 +50,15 @@ async def with_a_fork(api: Api) -> None:
 
 async def works(api: Api, home: Path) -> None:
     """All that reads files of the run `a`, and new facts are taken in."""
-    assert (await api("show", "a"))["directory"] == str(home / "runs/a")
-    assert (await api("show", "fresh"))["spec"]["lora"]["adapter_path"] == str(home / "runs/fresh/origin")
+    assert (await api("show", "a")).directory == str(home / "runs/a")
+    assert (await api("show", "fresh")).spec["lora"]["adapter_path"] == str(home / "runs/fresh/origin")
     assert await api("samples", "a", step=6) == []
-    assert (await api("export", "a@1006", str(home / "exported")))["version"] == "a@1006"
-    assert {check["check"] for check in (await api("verify", "a"))["checks"]} >= {"versions", "checkpoints"}
-    assert (await api("swap", "bot", "a@1006"))["alias"] == "bot"
+    assert (await api("export", "a@1006", str(home / "exported"))).version == "a@1006"
+    assert {check.check for check in (await api("verify", "a")).checks} >= {"versions", "checkpoints"}
+    assert (await api("swap", "bot", "a@1006")).alias == "bot"
     await api("resume", "a", steps=8)
-    assert (await api.until("a", "ended"))["step"] == 8
-    assert (await api("logs", "a"))["offset"] == (home / "runs/a/attempts/0002/log").stat().st_size
+    assert (await api.until("a", "ended")).step == 8
+    assert (await api("logs", "a")).offset == (home / "runs/a/attempts/0002/log").stat().st_size
     (pool,) = [pool.setup.socket for pool in api.ctx.pools.values()]
     assert pool.startswith(str(home))
     assert of_home(api.ctx.home, api.ctx.runs_root).missing == []
@@ -98,15 +98,15 @@ def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now()
     with world() as made:
         made.lorad("run", made.spec(), "trainer.steps=100000", "--name", "a", "--detach")
         made.reached("a", 3)
-        old, pids = made.home.root, (made.pid("a", "driver"), made.client.status()["pid"])
+        old, pids = made.home.root, (made.pid("a", "driver"), made.client.status().pid)
         made.home = Home(old.rename(old.with_name("new")))
         made.client = Client(made.home)
         made.until(lambda: not any(map(psutil.pid_exists, pids)), "nothing that driver and daemon write would be kept")
         made.lorad("daemon", "start")
         ended = made.over("a")
-        assert ended["reason"] == "failed" and f"{old}/runs/a was moved or removed" in ended["detail"]
-        assert ended["directory"] == f"{made.home.root}/runs/a"
-        made.lorad("resume", "a", "--steps", ended["step"] + 2, "--wait")
+        assert ended.reason == "failed" and f"{old}/runs/a was moved or removed" in ended.detail
+        assert ended.directory == f"{made.home.root}/runs/a"
+        made.lorad("resume", "a", "--steps", ended.step + 2, "--wait")
         kill_leftovers(old)
 
 

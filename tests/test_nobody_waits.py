@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lorad.client.shapes import Completion
 from lorad.daemon.context import Context
 from lorad.daemon.handlers.generate import take
 from lorad.daemon.hands import Turns
@@ -70,7 +71,7 @@ def pool_of_bob(ctx: Context, *loaded: str) -> Pool:
 async def test_what_the_pool_of_another_user_claims_to_have_loaded_does_not_count(ctx: Context) -> None:
     finished(ctx)
     row, pool = get_version(ctx.store, "a", 1002), pool_of_bob(ctx, "a@1002")
-    assert not is_loaded(ctx, row) and not version_view(ctx, row)["loaded"]
+    assert not is_loaded(ctx, row) and not version_view(ctx, row).loaded
     assert is_free(ctx, runs.get(ctx.store, "a"), 1002)
     pool.status = None  # nor does it keep files by saying nothing
     assert is_free(ctx, runs.get(ctx.store, "a"), 1002)
@@ -180,9 +181,9 @@ async def test_a_pool_is_shown_without_the_runs_of_others_that_it_claims(ctx: Co
     pool = pool_of_bob(ctx, "a@1002")
     assert pool.status
     pool.status = msgspec.structs.replace(pool.status, tenants=[Tenant("a", 1, "idle", 1)])
-    assert (pool_view(ctx, pool)["loaded"], pool_view(ctx, pool)["tenants"]) == ([], [])
+    assert (pool_view(ctx, pool).loaded, pool_view(ctx, pool).tenants) == ([], [])
     pool.setup = msgspec.structs.replace(SETUP, owner=os.getuid())
-    assert (pool_view(ctx, pool)["loaded"], pool_view(ctx, pool)["tenants"]) == (["a@1002"], ["a"])
+    assert (pool_view(ctx, pool).loaded, pool_view(ctx, pool).tenants) == (["a@1002"], ["a"])
 
 
 def test_an_answer_of_gigabytes_is_not_waited_for(ctx: Context) -> None:
@@ -200,10 +201,10 @@ def test_an_answer_of_gigabytes_is_not_waited_for(ctx: Context) -> None:
 
 
 def test_completions_beyond_what_was_asked_for_are_refused() -> None:
-    found = {0: {"tokens": [1], "finish": None}}
+    found = {0: Completion("", [1])}
     tokens = np.arange(2, dtype=np.int32)
     take(Chunk("p", 0, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
-    assert found[0]["tokens"] == [1, 0, 1]
+    assert found[0].tokens == [1, 0, 1]
     for index in (0, 7):
         with pytest.raises(PoolLost, match="more than it was asked for"):
             take(Chunk("p", index, "a@1", tokens, np.zeros(2, np.float32)), found, 3)

@@ -32,7 +32,7 @@ def attempt(home: Path) -> Iterator[AttemptDir]:
     Processes().kill_group(directory)
     for orphan in find_orphans(Home(home), settled=-1):
         with contextlib.suppress(ProcessLookupError):  # it was killed just now, and is gone
-            os.kill(orphan["pid"], 9)
+            os.kill(orphan.pid, 9)
 
 
 def leaver(attempt: AttemptDir, seconds: float = 0.0, options: str = "") -> int:
@@ -42,14 +42,14 @@ def leaver(attempt: AttemptDir, seconds: float = 0.0, options: str = "") -> int:
 
 
 def pids(home: Path, settled: float = 0.0) -> list[int]:
-    return [orphan["pid"] for orphan in find_orphans(Home(home), settled)]
+    return [orphan.pid for orphan in find_orphans(Home(home), settled)]
 
 
 def test_what_outlives_its_attempt_is_an_orphan(home: Path, attempt: AttemptDir) -> None:
     pid = leaver(attempt)
     wait_for(lambda: pids(home) == [pid])
     (told,) = find_orphans(Home(home), settled=0.0)
-    assert told["attempt"] == str(attempt.root.resolve()) and "time.sleep(600)" in told["command"] and told["user"]
+    assert told.attempt == str(attempt.root.resolve()) and "time.sleep(600)" in told.command and told.user
 
 
 def test_nobody_is_an_orphan_while_the_attempt_lives(home: Path, attempt: AttemptDir) -> None:
@@ -92,7 +92,7 @@ def test_orphans_are_ended_and_nobody_else(home: Path, attempt: AttemptDir) -> N
     keeper = alive(started(beside, [sys.executable, "-c", "import time; time.sleep(600)"]), beside)
     pid = leaver(attempt)
     wait_for(lambda: pids(home))
-    assert [ended["pid"] for ended in end_orphans(Home(home), settled=0.0)] == [pid]
+    assert [ended.pid for ended in end_orphans(Home(home), settled=0.0)] == [pid]
     assert pids(home) == [] and Path(f"/proc/{keeper}").exists()
     Processes().kill_group(beside)
 
@@ -107,7 +107,7 @@ def test_doctor_tells_of_orphans_with_and_without_a_daemon() -> None:
             (found,) = (check for check in checks if check["name"] == "orphans")
             assert not found["ok"] and f"pid {left.pid} of " in found["detail"] and "kill" in found["hint"]
             made.lorad("daemon", "start")
-            assert [orphan["pid"] for orphan in made.client.orphans()] == [left.pid]
+            assert [orphan.pid for orphan in made.client.orphans()] == [left.pid]
             made.lorad("daemon", "stop")
             assert f"Ended: pid {left.pid} of " in made.lorad("doctor", "--repair").stdout
             assert left.wait(60) == -15
@@ -121,5 +121,5 @@ def test_a_daemon_that_a_run_starts_is_no_part_of_it() -> None:
         mark = str(made.home.run("a").root / "attempts" / "0001")
         made.lorad("daemon", "start", LORAD_ATTEMPT=mark)
         assert made.client.orphans() == []
-        pid = made.client.status()["pid"]
+        pid = made.client.status().pid
         assert b"LORAD_ATTEMPT" not in Path(f"/proc/{pid}/environ").read_bytes()

@@ -49,7 +49,7 @@ async def test_versions_are_served_on_the_weights_they_were_made_on_only(home: P
 async def test_an_imported_adapter_knows_the_weights_it_was_attested_on(home: Path, tmp_path: Path) -> None:
     behave(home, pool={"model_sha256": HERE})
     async with serving(home) as api:
-        pool = api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "bot")))["pool"]]
+        pool = api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "bot"))).pool]
         run = runs.get(api.ctx.store, "bot")
         assert bases_of(api.ctx, run) == [{"model_sha256": HERE}]
         assert pool.status is not None
@@ -79,7 +79,7 @@ def test_a_fork_on_other_weights_of_the_same_shape_is_refused() -> None:
         weights.chmod(0o600)
         weights.write_bytes(data)
         assert weights_sha256(base) != before
-        made.client.stop_pool(made.client.pools()[0]["pool"])
+        made.client.stop_pool(made.client.pools()[0].pool)
         made.until(lambda: not made.client.pools(), "the pool has ended")
         made.json("fork", "a@1", "--name", "b", "--steps", "1", "--wait", expect=1)
-        assert "are not those that a@1 was trained on" in made.client.show("b")["detail"]
+        assert "are not those that a@1 was trained on" in made.client.show("b").detail

@@ -34,7 +34,7 @@ async def test_a_run_has_all_gpus_that_its_ranks_need(
         assert pool.setup.names == ("cuda:0", "cuda:1")
         assert [row.device for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
         assert [is_taken(device) for device in ctx.devices] == [True, True, False]
-        assert [found["pool"] for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
+        assert [found.pool for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
 
 
 async def test_a_warm_pool_goes_before_a_free_gpu_and_a_free_gpu_before_one_that_must_be_emptied(

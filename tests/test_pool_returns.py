@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from lorad.cli.commands.pools import engine_row
+from lorad.client import box_shapes as shapes
 from lorad.daemon.views import engine_view
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.facts import ModelFacts, read_facts
@@ -149,10 +150,12 @@ def test_pools_tell_how_their_engine_is(tmp_path: Path) -> None:
         learn(connection)
         status: PoolStatus = connection.call("status", Nothing())
     view = engine_view("builtin", status)
-    assert (view["alive"], view["asleep"], view["slots_used"], view["slots"]) == (True, True, 1, 64)
-    row = engine_row({"pool": "p", "mode": "timesliced", "engine_tokens_per_second": 7.2}, view | {"waiting": 3})
+    assert (view.alive, view.asleep, view.slots_used, view.slots) == (True, True, 1, 64)
+    row = engine_row(
+        shapes.Pool("p", mode="timesliced", engine_tokens_per_second=7.2), msgspec.structs.replace(view, waiting=3)
+    )
     assert row == ("p", "builtin", "timesliced", "asleep", "0+3", "1/64", "", "7")
-    assert engine_view("builtin", None) == {"name": "builtin"}
+    assert msgspec.to_builtins(engine_view("builtin", None)) == {"name": "builtin"}
 
 
 def test_a_status_from_before_engines_told_is_still_read() -> None:

@@ -63,12 +63,8 @@ def test_a_run_whose_server_is_being_started_says_where_to_look(tmp_path: Path) 
     assert "starts sglang: `lorad logs a --of engine -f`" in starting(Pool(setup(), tmp_path), "a")
     assert starting(Pool(setup({"url": "http://h:1"}), tmp_path), "a") == ""
     states = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.ENDED)
-    assert [run_view(a_run(waiting="something", state=state))["waiting"] for state in states] == [
-        "something",
-        "something",
-        "",
-        "",
-    ]
+    views = [run_view(a_run(waiting="something", state=state)) for state in states]
+    assert [view.waiting for view in views] == ["something", "something", "", ""]
 
 
 def test_a_run_whose_ranks_are_being_started_says_where_to_look(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ HIGH: dict[str, Any] = {"resources": {"priority": 5}}
 
 
 def told(ctx: Context, name: str) -> str:
-    return str(run_view(runs.get(ctx.store, name))["waiting"])
+    return str(run_view(runs.get(ctx.store, name)).waiting)
 
 
 def states(ctx: Context, *names: str) -> list[str]:
@@ -235,10 +235,10 @@ def test_a_run_that_made_room_ends_as_if_nobody_had_come() -> None:
         driver = made.pid("low", "driver")
         os.kill(driver, signal.SIGSTOP)  # so that it is not through before the other has come
         made.lorad("run", spec, *alone, "--name", "high", "--detach")
-        made.until(lambda: made.client.show("low")["waiting"] == "makes room for high", "low makes room")
+        made.until(lambda: made.client.show("low").waiting == "makes room for high", "low makes room")
         os.kill(driver, signal.SIGCONT)
-        made.until(lambda: made.client.show("low")["state"] == "ended", "low is over")
+        made.until(lambda: made.client.show("low").state == "ended", "low is over")
         low = made.client.show("low")
-        assert low["reason"] == "completed" and low["attempt"] == 2 and low["preempted"] is None
-        assert made.client.show("high")["reason"] == "completed"
+        assert low.reason == "completed" and low.attempt == 2 and low.preempted is None
+        assert made.client.show("high").reason == "completed"
         assert made.facts("low") == made.facts("alone")

@@ -52,7 +52,8 @@ async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_whe
         await until(lambda: whose in told(second, "b"))
         assert told(second, "b").endswith(", back by itself when idle 10m")
         (found,) = await list_devices(second, None)  # type: ignore[arg-type]
-        assert (found["pool"], found["lease"]["pool"], found["lease"]["why"]) == (None, "tiny-1", "run arith")
+        assert found.lease is not None
+        assert (found.pool, found.lease.pool, found.lease.why) == (None, "tiny-1", "run arith")
         assert (await until_state(first, "arith", "ended")).reason == "completed"
         assert (await until_state(second, "b", "ended")).reason == "completed"
         assert not note_path(other, "GPU-0", "wanted").exists()

@@ -56,10 +56,10 @@ async def test_who_has_an_answer_reads_what_it_did(home: Path) -> None:
         for number in range(20):
             version = f"a@{1001 + number % 6}"
             await api("unpin" if number % 2 else "pin", version)
-            told = {f"a@{row['version']}": row["pinned"] for row in await api("adapters", "a")}
+            told = {f"a@{row.version}": row.pinned for row in await api("adapters", "a")}
             assert told[version] == (not number % 2)
             await api("swap", "bot", version)
-            assert f"a@{(await api('alias_moves', 'bot'))[0]['version']}" == version
+            assert f"a@{(await api('alias_moves', 'bot'))[0].version}" == version
 
 
 async def test_reads_that_would_overlap_for_ever_wait_until_the_wal_began_again(
@@ -103,7 +103,7 @@ async def test_the_loop_runs_on_while_a_question_is_answered(home: Path) -> None
         slow = Slow()
         asked = asyncio.create_task(api.ctx.read(slow))
         await begun(slow)
-        assert (await api("status"))["pid"] and (await api("show", "a"))["state"] == "ended"
+        assert (await api("status")).pid and (await api("show", "a")).state == "ended"
         slow.may_end.set()
         assert await asked == 1
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import lorad
 from lorad.daemon.census import of_home
@@ -100,11 +101,10 @@ async def test_what_was_in_a_lost_database_is_there_again(home: Path, tmp_path: 
     async with serving(home) as api:
         again = {ask: await api(ask) for ask in asked} | {"list": await api("list", all=True)}
         for rows in (told, again):
-            for version in rows["adapters"]:
-                del version["loaded"]
+            rows["adapters"] = [replace(version, loaded=False) for version in rows["adapters"]]
         assert again == told
         made = await api.run("done-2")
-        assert made["state"] == "queued"
+        assert made.state == "queued"
         assert read(home / "journal.jsonl").changes[-1][0] == ROWS  # it goes on where it was
 
 
@@ -150,7 +150,7 @@ async def test_a_journal_of_an_earlier_version_tells_as_much_as_it_knows(home: P
     assert [(a["alias"], a["run"], a["version"]) for a in after["aliases"]] == [("bot", "a", 1003)]
     assert len(after["events"]) == len(before["events"])
     async with serving(home) as api:
-        assert {run["name"] for run in await api("list", all=True)} == {"a", "b"}
+        assert {run.name for run in await api("list", all=True)} == {"a", "b"}
     assert read(home / "journal.jsonl").is_complete  # from now on
 
 
@@ -251,7 +251,7 @@ def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) ->
         assert "is built anew: 1 runs" in made.lorad("doctor", "--repair").stdout
         assert damaged(made.home.root)
         made.lorad("daemon", "start")
-        assert made.over("r")["reason"] == "completed"
+        assert made.over("r").reason == "completed"
         assert [attempt["exit_code"] for attempt in made.json("show", "r")["attempts"]] == [0]  # nothing began again
 
 

@@ -259,7 +259,7 @@ async def test_what_is_asked_for_while_gc_looks_stays(home: Path, monkeypatch: p
             return items
 
         monkeypatch.setattr(gc, "found", slowly)
-        deleted = {Path(item["path"]).name for item in (await api("gc"))["deleted"]}
+        deleted = {Path(item.path).name for item in (await api("gc")).deleted}
         assert "001001" in deleted and "001002" not in deleted
         assert versions(home) == ["001002", "001006"]
 
@@ -285,6 +285,6 @@ async def test_samples_that_went_for_the_disk_budget_are_no_exception_of_the_aud
         finished(api.ctx)
         (home / "runs/a/samples/000001.jsonl").unlink()
         for told in (True, False):
-            audit = next(check for check in (await api("verify", "a"))["checks"] if check["check"] == "audit")
-            assert any("000001.jsonl is missing" in problem for problem in audit["problems"]) is told
+            audit = next(check for check in (await api("verify", "a")).checks if check.check == "audit")
+            assert any("000001.jsonl is missing" in problem for problem in audit.problems) is told
             events.append(api.ctx.store, "a", GONE, {"bytes": 1})

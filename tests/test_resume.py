@@ -55,11 +55,11 @@ def test_killed_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[st
     made.reached(name, 4)
     os.kill(made.pid(name, victim), signal.SIGKILL)
     over = made.over(name)
-    assert over["state"] == "ended" and over["reason"] == "lost"
+    assert over.state == "ended" and over.reason == "lost"
     made.lorad("resume", name, "--wait")
     assert made.facts(name) == expected
-    first, second = made.client.show(name)["attempts"]
-    assert first["resumed_from"] is None and second["resumed_from"] % 3 == 0
+    first, second = made.client.show(name).attempts
+    assert first.resumed_from is None and (second.resumed_from or 1) % 3 == 0
 
 
 def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[str, Any]]) -> None:
@@ -69,9 +69,9 @@ def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[s
     os.kill(made.json("daemon", "status")["pid"], signal.SIGKILL)
     made.lorad("list", expect=5)
     made.lorad("daemon", "start")
-    assert made.over("orphan")["reason"] == "completed"
-    attempts = made.client.show("orphan")["attempts"]
-    assert [a["attempt"] for a in attempts] == [1]
+    assert made.over("orphan").reason == "completed"
+    attempts = made.client.show("orphan").attempts
+    assert [a.attempt for a in attempts] == [1]
     assert made.facts("orphan") == expected
 
 
@@ -82,9 +82,9 @@ def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(undisturbed: tu
     assert "cosine ended at step 3" in refused and "trainer.schedule_steps=5" in refused
     told = made.lorad("resume", "more", "trainer.min_lr=1e-4", "--steps", "5", "--wait").stderr
     assert "warning: trainer.schedule_steps: cosine ends at step 3" in told
-    assert [s["step"] for s in made.client.steps("more")] == [1, 2, 3, 4, 5]
-    assert [s["metrics"]["lr"] for s in made.client.steps("more")][-2:] == [1e-4, 1e-4]
-    assert [v["version"] for v in made.client.adapters("more")] == [0, 1, 2, 3, 4, 5, 6]
+    assert [s.step for s in made.client.steps("more")] == [1, 2, 3, 4, 5]
+    assert [s.metrics["lr"] for s in made.client.steps("more")][-2:] == [1e-4, 1e-4]
+    assert [v.version for v in made.client.adapters("more")] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_damaged_checkpoint_is_refused_and_the_one_before_is_offered(
@@ -92,12 +92,12 @@ def test_damaged_checkpoint_is_refused_and_the_one_before_is_offered(
 ) -> None:
     made, _ = undisturbed
     made.run("damaged", "trainer.steps=6", text=SPEC)
-    newest = Path(made.client.checkpoints("damaged")[-1]["path"])
+    newest = Path(made.client.checkpoints("damaged")[-1].path)
     flip_a_byte(newest / "optimizer.safetensors")
     error = made.lorad("resume", "damaged", "--steps", "8", expect=1).stderr
     assert "optimizer.safetensors" in error and "--from 3" in error
     made.lorad("resume", "damaged", "--from", "3", "--steps", "8", "--wait")
-    assert made.client.show("damaged")["step"] == 8
+    assert made.client.show("damaged").step == 8
 
 
 def flip_a_byte(path: Path) -> None:
@@ -111,7 +111,7 @@ def test_slot_of_a_killed_driver_is_given_back(undisturbed: tuple[World, dict[st
     start(made, "leaver")
     made.reached("leaver", 1)
     made.lorad("kill", "leaver", "--wait")
-    made.until(lambda: made.client.pools()[0]["tenants"] == [], "the pool has no tenant")
+    made.until(lambda: made.client.pools()[0].tenants == [], "the pool has no tenant")
 
 
 def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() -> None:
@@ -122,13 +122,13 @@ def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() ->
         made.lorad("run", made.spec(SPEC), "trainer.steps=16", "--name", "moved", "--detach")
         made.reached("moved", 4)
         os.kill(made.pid("moved", "driver"), signal.SIGKILL)
-        assert made.over("moved")["reason"] == "lost"
+        assert made.over("moved").reason == "lost"
         made.home.config.write_text("runtime: {threads: 1}")
         made.lorad("daemon", "stop")
         made.run("other", "trainer.steps=3", text=SPEC)
-        assert [pool["threads"] for pool in made.client.pools()] == [1]
+        assert [pool.threads for pool in made.client.pools()] == [1]
         made.lorad("resume", "moved", "--wait")
-        assert [pool["threads"] for pool in made.client.pools()] == [2]
+        assert [pool.threads for pool in made.client.pools()] == [2]
         assert made.facts("moved") == made.facts("calm")
 
 
@@ -155,11 +155,11 @@ def test_prompts_of_a_resume_have_the_first_date_and_rewards_see_no_stop_string(
     made.run("dated", text=CHATS)
     made.lorad("resume", "dated", "--steps", "4", "--wait")
     samples = [sample for step in (1, 4) for sample in made.client.samples("dated", step=step)]
-    assert len({sample["prompt"] for sample in samples}) == 2  # the time of each is that of the other attempt
-    assert all(sample["prompt"].endswith(("S:4821=", "S:73=")) for sample in samples)
-    stopped = [sample for sample in samples if sample["finish"] == "stop"]
-    assert not any(set("0123456789") & set(sample["completion"]) for sample in stopped)
-    assert {sample["reward"] for sample in stopped if not sample["completion"]} == {1.0}
+    assert len({sample.prompt for sample in samples}) == 2  # the time of each is that of the other attempt
+    assert all(sample.prompt.endswith(("S:4821=", "S:73=")) for sample in samples)
+    stopped = [sample for sample in samples if sample.finish == "stop"]
+    assert not any(set("0123456789") & set(sample.completion) for sample in stopped)
+    assert {sample.reward for sample in stopped if not sample.completion} == {1.0}
 
 
 def test_what_changed_between_attempts_is_said_and_what_ran_is_kept() -> None:

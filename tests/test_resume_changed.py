@@ -68,10 +68,10 @@ async def test_the_next_attempt_goes_by_the_changed_spec_and_shows_what_changed(
         await api.until("a", "ended")
         await api("resume", "a", steps=8, overrides=["trainer.backend=fsdp", "trainer.dp=2", "resources.priority=3"])
         shown = await api.until("a", "ended")
-        assert (shown["reason"], shown["step"], shown["spec"]["trainer"]["backend"]) == ("completed", 8, "fsdp")
-        first, second = shown["attempts"]
-        assert first["changed"] == {} and second["resumed_from"] == 6
-        assert second["changed"] == {"trainer.backend": "fsdp", "trainer.dp": 2, "resources.priority": 3}
+        assert (shown.reason, shown.step, shown.spec["trainer"]["backend"]) == ("completed", 8, "fsdp")
+        first, second = shown.attempts
+        assert first.changed == {} and second.resumed_from == 6
+        assert second.changed == {"trainer.backend": "fsdp", "trainer.dp": 2, "resources.priority": 3}
         row = runs.get(api.ctx.store, "a")
         assert (row.priority, api.ctx.pools[row.pool or ""].setup.trainer) == (3, "fsdp")
         told = [from_json(run_dir(row).attempt(number).spec.read_bytes()).trainer.dp for number in (1, 2)]
@@ -83,7 +83,7 @@ async def test_steps_may_be_given_as_a_key(home: Path) -> None:
         await api.run("a")
         await api.until("a", "ended")
         await api("resume", "a", overrides=["trainer.steps=8"])
-        assert (await api.until("a", "ended"))["step"] == 8
+        assert (await api.until("a", "ended")).step == 8
 
 
 async def test_a_refused_change_leaves_the_run_as_it_was(home: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_refused_change_leaves_the_run_as_it_was(home: Path) -> None:
             with pytest.raises(LoradError):
                 await api("resume", "a", steps=8, overrides=overrides)
         after = await api("show", "a")
-        assert after["spec"] == before["spec"] and after["state"] == "ended" and len(after["attempts"]) == 1
+        assert after.spec == before.spec and after.state == "ended" and len(after.attempts) == 1
 
 
 async def test_of_two_resumes_at_once_the_refused_one_leaves_no_trace(home: Path) -> None:
@@ -121,7 +121,7 @@ async def test_an_attempt_of_an_older_release_differs_only_in_what_the_user_chan
         kept.write_bytes(older(kept.read_bytes()))
         await api("resume", "a", steps=8, overrides=["trainer.lr=0.5"])
         shown = await api.until("a", "ended")
-        assert shown["attempts"][1]["changed"] == {"trainer.lr": 0.5}
+        assert shown.attempts[1].changed == {"trainer.lr": 0.5}
 
 
 def older(stored: bytes, **rollout: int) -> bytes:
@@ -169,7 +169,7 @@ async def test_a_run_goes_on_with_megatron_by_the_type_that_its_checkpoint_has(h
         await api.until("a", "ended")
         await api("resume", "a", steps=8, overrides=["trainer.backend=megatron"])
         second = await api.until("a", "ended")
-        assert second["attempts"][1]["changed"] == {"trainer.backend": "megatron", "lora.type": "canonical_lora"}
+        assert second.attempts[1].changed == {"trainer.backend": "megatron", "lora.type": "canonical_lora"}
         with pytest.raises(SpecError, match="share one A"):
             await api("resume", "a", steps=9, overrides=["lora.type=lora"])
 
@@ -200,7 +200,7 @@ async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str
         await api.until("a", "paused")
         await api("resume", "a", **{"steps": None, "overrides": []} | more)
         shown = await api("show", "a")
-        assert (shown["steps"], shown["spec"]["trainer"]["schedule_steps"]) == (120, 40)
+        assert (shown.steps, shown.spec["trainer"]["schedule_steps"]) == (120, 40)
         await api("kill", "a")
 
 

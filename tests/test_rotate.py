@@ -60,13 +60,13 @@ def test_a_log_within_its_limit_is_left_alone(tmp_path: Path) -> None:
 def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -> None:
     path = tmp_path / "log"
     numbered(path, 10_000)
-    offset = read(path, -11, 1 << 20)["offset"]
+    offset = read(path, -11, 1 << 20).offset
     for first in (10_000, 20_000):
         assert rotate.cut(path, LIMIT)
         numbered(path, 10_000, first)
         part = read(path, offset, 12)
-        assert part["text"] == f"line {first:06d}\n"
-        offset = read(path, -1, 1)["offset"]
+        assert part.text == f"line {first:06d}\n"
+        offset = read(path, -1, 1).offset
 
 
 def test_who_was_slow_reads_on_from_what_there_is(tmp_path: Path, way: str) -> None:
@@ -74,14 +74,14 @@ def test_who_was_slow_reads_on_from_what_there_is(tmp_path: Path, way: str) -> N
     numbered(path, 10_000)
     rotate.cut(path, LIMIT)
     part = read(path, 600, 40)
-    assert part["text"].startswith("[lorad]") and part["offset"] > 600 + 40
+    assert part.text.startswith("[lorad]") and part.offset > 600 + 40
 
 
 def test_an_offset_past_the_end_is_of_another_log_and_begins_this_one(tmp_path: Path) -> None:
     path = tmp_path / "log"
     numbered(path, 2)
-    assert read(path, 1000, 12)["text"] == "line 000000\n"
-    assert read(path, 24, 12)["text"] == ""
+    assert read(path, 1000, 12).text == "line 000000\n"
+    assert read(path, 24, 12).text == ""
 
 
 def test_what_is_written_while_a_log_is_cut_is_not_lost(tmp_path: Path) -> None:

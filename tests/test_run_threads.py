@@ -184,9 +184,10 @@ async def test_a_pool_tells_what_it_runs_with_and_who_decided(home: Path) -> Non
         await ended(ctx, "a")
         (pool,) = ctx.pools.values()
         view = pool_view(ctx, pool)
-        assert view["threads"] == view["runtime"]["threads"] == 3
-        assert view["runtime"]["reasons"]["threads"]["source"] == "spec"
-        assert view["runtime"]["malloc"]["MALLOC_TRIM_THRESHOLD_"] == 1 << 30
+        assert view.runtime is not None
+        assert view.threads == view.runtime.threads == 3
+        assert view.runtime.reasons["threads"].source == "spec"
+        assert view.runtime.malloc["MALLOC_TRIM_THRESHOLD_"] == 1 << 30
 
 
 def kept(ctx: Context, name: str) -> Any:

@@ -27,9 +27,9 @@ async def test_a_secret_is_in_the_environment_of_a_run_and_nowhere_else(home: Pa
     async with serving(home, secrets={"MY_TOKEN": file}) as api:
         await api.run("a")
         shown = await api.until("a", "running")
-        assert {process["role"] for process in shown["processes"]} >= {"driver", "pool"}
-        for process in (process for process in shown["processes"] if process["role"] in ("driver", "pool")):
-            assert f"MY_TOKEN={VALUE}" in environment(process["pid"])
+        assert {process.role for process in shown.processes} >= {"driver", "pool"}
+        for process in (process for process in shown.processes if process.role in ("driver", "pool")):
+            assert f"MY_TOKEN={VALUE}" in environment(process.pid)
         assert not any(VALUE in line for line in command_lines())
         told = [await api("show", "a"), await api("list", all=True), await api("logs", "a"), await api("pools")]
         assert VALUE not in repr(told)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import outline, write_peft
 from lorad.adapters.validate import expected_shapes
+from lorad.client.shapes import Served
 from lorad.daemon import imports
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
@@ -39,9 +40,10 @@ def adapter_in(directory: Path, seed: int = 0, modules: tuple[str, ...] = MODULE
     return directory
 
 
-async def serve(api: Api, *overrides: str, model: str = "builtin:tiny", **adapters: Path) -> Any:
+async def serve(api: Api, *overrides: str, model: str = "builtin:tiny", **adapters: Path) -> Served:
     named = [{"name": name, "directory": str(directory)} for name, directory in adapters.items()]
-    return await api("serve", model, named, cwd="/", overrides=[*overrides])
+    served: Served = await api("serve", model, named, cwd="/", overrides=[*overrides])
+    return served
 
 
 def nothing_is_left(api: Api) -> bool:
@@ -52,28 +54,28 @@ def nothing_is_left(api: Api) -> bool:
 async def test_a_directory_becomes_a_version_that_an_alias_serves(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "bot"))
-        (alias,) = made["aliases"]
-        assert (alias["alias"], alias["run"], alias["version"], alias["attested"]) == ("bot", "bot", 0, "passed")
-        assert made["gateway"] == str(api.ctx.home.gateway_socket)
+        (alias,) = made.aliases
+        assert (alias.alias, alias.run, alias.version, alias.attested) == ("bot", "bot", 0, "passed")
+        assert made.gateway == str(api.ctx.home.gateway_socket)
         shown = await api("show", "bot")
-        assert (shown["state"], shown["reason"], shown["serving"]) == ("ended", "imported", True)
-        assert (shown["origin"], shown["spec"]["lora"]["target_modules"]) == (str(tmp_path / "bot"), [MODULES[0]])
+        assert (shown.state, shown.reason, shown.serving) == ("ended", "imported", True)
+        assert (shown.origin, shown.spec["lora"]["target_modules"]) == (str(tmp_path / "bot"), [MODULES[0]])
         (version,) = await api("adapters", "bot")
-        assert (version["loaded"], version["rank"], version["alpha"]) == (True, 2, 4.0)
-        assert api.ctx.pools[made["pool"]].serves == {"bot"}
+        assert (version.loaded, version.rank, version.alpha) == (True, 2, 4.0)
+        assert api.ctx.pools[made.pool].serves == {"bot"}
         table = json.loads((home / "gateway/table.json").read_text())
         assert table["aliases"] == {"bot": "bot@0"} and table["versions"]["bot@0"]["socket"]
-        assert (await api("verify", "bot"))["problems"] == 0
+        assert (await api("verify", "bot")).problems == 0
 
 
 async def test_other_bytes_under_a_name_become_its_next_version(home: Path, tmp_path: Path) -> None:
     first, second = adapter_in(tmp_path / "a", 1), adapter_in(tmp_path / "b", 2, rank=4)
     async with serving(home) as api:
         for source, number in ((first, 0), (first, 0), (second, 1), (first, 0)):
-            (alias,) = (await serve(api, bot=source))["aliases"]
-            assert alias["version"] == number
-        assert [version["rank"] for version in await api("adapters", "bot")] == [2, 4]
-        assert [move["version"] for move in await api("alias_moves", "bot")] == [0, 1, 0]
+            (alias,) = (await serve(api, bot=source)).aliases
+            assert alias.version == number
+        assert [version.rank for version in await api("adapters", "bot")] == [2, 4]
+        assert [move.version for move in await api("alias_moves", "bot")] == [0, 1, 0]
 
 
 async def test_the_same_numbers_with_another_alpha_are_another_version(home: Path, tmp_path: Path) -> None:
@@ -83,9 +85,9 @@ async def test_the_same_numbers_with_another_alpha_are_another_version(home: Pat
         settings = source / "adapter_config.json"
         settings.write_text(settings.read_text().replace('"lora_alpha": 4', '"lora_alpha": 32'))
         for _ in range(2):
-            (alias,) = (await serve(api, bot=source))["aliases"]
-            assert alias["version"] == 1
-        assert [version["alpha"] for version in await api("adapters", "bot")] == [4.0, 32.0]
+            (alias,) = (await serve(api, bot=source)).aliases
+            assert alias.version == 1
+        assert [version.alpha for version in await api("adapters", "bot")] == [4.0, 32.0]
 
 
 async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(home: Path, tmp_path: Path) -> None:
@@ -95,8 +97,8 @@ async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(home:
             await serve(api, a=adapter_in(tmp_path / "a"), b=adapter_in(tmp_path / "b"))
         assert nothing_is_left(api) and await api("aliases") == []
         behave(home)
-        (alias,) = (await serve(api, b=tmp_path / "b"))["aliases"]
-        assert alias["attested"] == "passed"
+        (alias,) = (await serve(api, b=tmp_path / "b")).aliases
+        assert alias.attested == "passed"
 
 
 async def test_a_refused_next_version_leaves_the_one_before_serving(home: Path, tmp_path: Path) -> None:
@@ -105,8 +107,8 @@ async def test_a_refused_next_version_leaves_the_one_before_serving(home: Path, 
         behave(home, pool={"refuses": ["bot@1"]})
         with pytest.raises(AttestationFailed):
             await serve(api, bot=adapter_in(tmp_path / "b", 2))
-        assert [version["version"] for version in await api("adapters", "bot")] == [0]
-        assert [alias["version"] for alias in await api("aliases")] == [0]
+        assert [version.version for version in await api("adapters", "bot")] == [0]
+        assert [alias.version for alias in await api("aliases")] == [0]
         assert [path.name for path in (home / "runs").iterdir()] == ["bot"]
 
 
@@ -203,14 +205,14 @@ async def test_a_name_that_means_something_else_is_refused(home: Path, tmp_path:
 async def test_a_pool_that_serves_is_not_put_away_and_comes_back(home: Path, tmp_path: Path) -> None:
     async with serving(home, idle_timeout=0.0) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
-        pool = api.ctx.pools[made["pool"]]
+        pool = api.ctx.pools[made.pool]
         with pytest.raises(Conflict, match="kept up to serve bot"):
             await api("stop_pool", pool.id)
         first = await up(pool)
         api.ctx.processes.kill_group(pool.attempt())
         await until(lambda: pool.process.pid not in (None, first) and pool.state == "ready")
         await until(lambda: pool.status and pool.status.kept == ["bot@0"])
-        assert (await api("stop_serving", "builtin:tiny"))["runs"] == ["bot"]
+        assert (await api("stop_serving", "builtin:tiny")).runs == ["bot"]
         await until(lambda: pool.state == "ended")
         with pytest.raises(NotFound, match="nothing named bot"):
             await api("stop_serving", "bot")
@@ -223,7 +225,7 @@ async def up(pool: Any) -> int:
 
 async def test_serving_goes_on_under_the_next_daemon(home: Path, tmp_path: Path) -> None:
     async with serving(home, idle_timeout=0.0) as api:
-        pid = await up(api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "a")))["pool"]])
+        pid = await up(api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "a"))).pool])
     async with serving(home, idle_timeout=0.0) as api:
         (pool,) = api.ctx.pools.values()
         await until(lambda: pool.serves == {"bot"})
@@ -234,7 +236,7 @@ async def test_a_run_joins_the_base_that_serves_and_another_base_waits(home: Pat
     async with serving(home, idle_timeout=0.0) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
         await api.run("joins", "model.path=builtin:tiny")
-        assert (await api.until("joins", "ended"))["pool"] == made["pool"]
+        assert (await api.until("joins", "ended")).pool == made.pool
         submit(api.ctx, "other", model="/models/other")
         waiting = await until(lambda: runs.get(api.ctx.store, "other").waiting)
         assert "serves bot" in waiting and "lorad serve --stop" in waiting
@@ -246,18 +248,18 @@ async def test_what_keeps_a_base_from_being_served_is_told(home: Path, tmp_path:
     async with serving(home, idle_timeout=0.0) as api:
         made = await serve(api, bot=adapter_in(tmp_path / "a"))
         await api("stop_serving", "bot")
-        await until(lambda: api.ctx.pools[made["pool"]].state == "ended")
+        await until(lambda: api.ctx.pools[made.pool].state == "ended")
         behave(home, driver={"seconds": 0.2})
         submit(api.ctx, "other", model="/models/other")
         await until_state(api.ctx, "other", "running")
         runs.set_fields(api.ctx.store, "bot", serving=1)
         api.ctx.waker.poke()
         await until(lambda: "busy with run other" in runs.get(api.ctx.store, "bot").waiting)
-        assert "busy with run other" in (await api("show", "bot"))["waiting"]
+        assert "busy with run other" in (await api("show", "bot")).waiting
         behave(home)
         await api("kill", "other")
-        await until(lambda: api.ctx.pools[made["pool"]].state == "ready")
-        assert (await api("show", "bot"))["waiting"] == ""
+        await until(lambda: api.ctx.pools[made.pool].state == "ready")
+        assert (await api("show", "bot")).waiting == ""
 
 
 async def test_an_alias_of_a_trained_run_can_be_kept_warm(home: Path) -> None:
@@ -268,9 +270,9 @@ async def test_an_alias_of_a_trained_run_can_be_kept_warm(home: Path) -> None:
         await api.until("a", "ended")
         await api("swap", "bot", "a@1004")
         made = await serve(api)
-        assert [alias["alias"] for alias in made["aliases"]] == ["bot"]
-        assert api.ctx.pools[made["pool"]].serves == {"a"}
-        assert (await api("stop_serving", "bot"))["runs"] == ["a"]
+        assert [alias.alias for alias in made.aliases] == ["bot"]
+        assert api.ctx.pools[made.pool].serves == {"a"}
+        assert (await api("stop_serving", "bot")).runs == ["a"]
 
 
 async def test_an_imported_adapter_cannot_be_resumed_and_can_be_forked(home: Path, tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ async def test_an_imported_adapter_cannot_be_resumed_and_can_be_forked(home: Pat
         with pytest.raises(Conflict, match="never trained here"):
             await api("resume", "bot")
         await api("fork", "bot", overrides=["eval.every=0"], name="on", steps=2, fresh=True)
-        assert (await api.until("on", "ended"))["reason"] == "completed"
+        assert (await api.until("on", "ended")).reason == "completed"
 
 
 def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.daemon.views import run_view
+from lorad.client.shapes import Event
+from lorad.daemon.views import of_row, run_view
 from lorad.errors import NotFound, SpecError
 from lorad.protocol.journal import JournalWriter, StepFact
 from lorad.specs import convert
@@ -132,21 +133,22 @@ async def test_some_runs_are_asked_for_by_name_newest_first(home: Path) -> None:
     async with serving(home) as api:
         for name in ("a", "b", "c"):
             finished(api.ctx, name)
-        assert [run["name"] for run in await api("named", ["a", "c", "gone", "a"])] == ["c", "a"]
+        assert [run.name for run in await api("named", ["a", "c", "gone", "a"])] == ["c", "a"]
         assert await api("named", ["gone"]) == await api("named", []) == []
-        assert [run["name"] for run in await api("named", [*(f"no-{n}" for n in range(99)), "a", "b"])] == ["a"]
+        assert [run.name for run in await api("named", [*(f"no-{n}" for n in range(99)), "a", "b"])] == ["a"]
         (run,) = await api("named", ["a"])
-        assert run == (await api("list", all=True))[-1] and len(run["recent"]) == 6 and "at" in run["signals"]
-        assert (await api("show", "a")).items() >= {"signals": run["signals"], "recent": run["recent"]}.items()
+        assert run == (await api("list", all=True))[-1] and len(run.recent) == 6 and run.signals.at
+        shown = await api("show", "a")
+        assert (shown.signals, shown.recent) == (run.signals, run.recent)
 
 
 async def test_history_is_the_last_events_oldest_first(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx, "a")
         finished(api.ctx, "b")
-        everything = [msgspec.to_builtins(event) for event in events.after(api.ctx.store, 0)]
+        everything = [of_row(Event, row) for row in events.after(api.ctx.store, 0)]
         assert await api("history", limit=5) == everything[-5:]
-        assert await api("history", "a", limit=1000) == [event for event in everything if event["run"] == "a"]
+        assert await api("history", "a", limit=1000) == [event for event in everything if event.run == "a"]
         assert await api("history", limit=0) == []
         with pytest.raises(NotFound):
             await api("history", "gone")
@@ -157,12 +159,12 @@ async def test_history_of_a_name_in_use_again_is_of_the_new_run(home: Path) -> N
         finished(api.ctx, "a")
         await api("remove", "a")
         finished(api.ctx, "a")
-        kinds = [event["kind"] for event in await api("history", "a")]
+        kinds = [event.kind for event in await api("history", "a")]
         assert "removed" not in kinds and kinds.count("attempt") == 1
 
 
 async def test_status_tells_who_asks_and_how_much_room_there_is(home: Path) -> None:
     async with serving(home) as api:
         status = await api("status")
-        assert status["caller"]["admin"] is True and status["caller"]["user"]
-        assert 0 < status["disk"]["free"] <= status["disk"]["total"]
+        assert status.caller.admin is True and status.caller.user
+        assert 0 < status.disk.free <= status.disk.total

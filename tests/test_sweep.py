@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.cli.sweeps import stopped
+from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.context import Context
 from lorad.daemon.grid import axes_of, overridden_values, points_of
 from lorad.daemon.sweeps import Wish, halve, halving_of
@@ -66,20 +68,25 @@ def test_every_value_meets_every_other() -> None:
         points_of({key: [str(n) for n in range(10)] for key in "abc"})
 
 
-async def sweep(api: Api, *overrides: str, name: str | None = "s", spec: str = SPEC, halving: Any = None) -> Any:
-    return await api("sweep", spec, source="a.yaml", cwd="/", overrides=[*overrides], name=name, halving=halving)
+async def sweep(
+    api: Api, *overrides: str, name: str | None = "s", spec: str = SPEC, halving: Any = None
+) -> StartedSweep:
+    started: StartedSweep = await api(
+        "sweep", spec, source="a.yaml", cwd="/", overrides=[*overrides], name=name, halving=halving
+    )
+    return started
 
 
 async def test_all_points_run_and_are_shown_with_their_values(home: Path) -> None:
     async with serving(home) as api:
         made = await sweep(api, "trainer.lr=1e-4,3e-4", "seed=1,2")
-        assert made["grid"] == {"trainer.lr": ["1e-4", "3e-4"], "seed": ["1", "2"]}
-        assert [run["name"] for run in made["runs"]] == ["s-1", "s-2", "s-3", "s-4"]
+        assert made.grid == {"trainer.lr": ["1e-4", "3e-4"], "seed": ["1", "2"]}
+        assert [run.name for run in made.runs] == ["s-1", "s-2", "s-3", "s-4"]
         for name in ("s-1", "s-2", "s-3", "s-4"):
-            assert (await api.until(name, "ended"))["reason"] == "completed"
+            assert (await api.until(name, "ended")).reason == "completed"
         (found,) = await api("sweeps")
-        assert found["runs"][1]["values"] == {"trainer.lr": 1e-4, "seed": 2}
-        assert (await api("show", "s-1"))["sweep"] == "s"
+        assert found.runs[1].values == {"trainer.lr": 1e-4, "seed": 2}
+        assert (await api("show", "s-1")).sweep == "s"
         assert len(api.ctx.pools) == 1
 
 
@@ -105,7 +112,7 @@ async def test_a_name_that_is_taken_starts_nothing(home: Path) -> None:
         await api.run("s-2")
         with pytest.raises(Conflict, match="named s-2"):
             await sweep(api, "seed=1,2")
-        assert [run["name"] for run in await api("list")] == ["s-2"]
+        assert [run.name for run in await api("list")] == ["s-2"]
         with pytest.raises(NotFound, match="no sweep t"):
             await api("sweeps", "t")
 
@@ -116,7 +123,7 @@ async def test_a_sweep_goes_with_the_last_of_its_runs(home: Path) -> None:
         with pytest.raises(Conflict, match="a sweep named s"):
             await sweep(api, "seed=3,4")
         for name in ("s-1", "s-2"):
-            assert [found["sweep"] for found in await api("sweeps")] == ["s"]
+            assert [found.sweep for found in await api("sweeps")] == ["s"]
             await api.until(name, "ended")
             await api("remove", name)
         assert await api("sweeps") == []
@@ -125,10 +132,10 @@ async def test_a_sweep_goes_with_the_last_of_its_runs(home: Path) -> None:
 async def test_points_that_cannot_share_a_base_are_warned_of(home: Path) -> None:
     async with serving(home) as api:
         made = await sweep(api, "deterministic=true,false")
-        assert made["warnings"] == [
+        assert made.warnings == [
             "the points need 2 kinds of pools, each with a base of its own: deterministic decide that"
         ]
-        assert (await sweep(api, "seed=1,2", name="t"))["warnings"] == []
+        assert (await sweep(api, "seed=1,2", name="t")).warnings == []
 
 
 def specs(count: int = 4, **sections: Any) -> list[Spec]:
@@ -271,9 +278,9 @@ async def test_halving_stops_runs_gracefully_and_says_why(home: Path) -> None:
         (found,) = await until_decided(api)
         (kept,), (gone,) = found.rungs[0].kept, found.rungs[0].stopped
         shown = await api.until(gone, "ended")
-        assert (shown["reason"], shown["detail"][:33]) == ("stopped", "stopped by halving at step 2: 0.4")
-        assert "steps" in shown["detail"].rpartition("; ")[2]
-        assert (await api("show", kept))["state"] == "running"
+        assert (shown.reason, shown.detail[:33]) == ("stopped", "stopped by halving at step 2: 0.4")
+        assert "steps" in shown.detail.rpartition("; ")[2]
+        assert (await api("show", kept)).state == "running"
 
 
 async def until_decided(api: Api) -> Any:
@@ -296,8 +303,8 @@ def test_a_sweep_from_the_command_line_to_its_table() -> None:
 
 
 def test_the_table_reads_a_stop_off_its_rung() -> None:
-    rung = {"step": 2, "kept": ["s-2"], "stopped": ["s-1"], "scores": {"s-1": 0.1, "s-2": 0.9}}
-    run = {"name": "s-1", "reason": "stopped", "detail": "in other words"}
-    assert stopped({"rungs": [rung]}, run) == "stopped by halving at step 2: 0.1, the best had 0.9"
-    assert stopped({"rungs": []}, run) == "in other words"
-    assert stopped({"rungs": [rung]}, run | {"reason": "completed"}) == ""
+    rung = Rung(step=2, kept=["s-2"], stopped=["s-1"], scores={"s-1": 0.1, "s-2": 0.9})
+    run = SweepRun(name="s-1", state="ended", reason="stopped", detail="in other words")
+    assert stopped(Sweep("s", rungs=[rung]), run) == "stopped by halving at step 2: 0.1, the best had 0.9"
+    assert stopped(Sweep("s"), run) == "in other words"
+    assert stopped(Sweep("s", rungs=[rung]), replace(run, reason="completed")) == ""

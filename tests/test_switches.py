@@ -44,12 +44,12 @@ def plain(made: World) -> str:
 
 def digest(made: World, name: str, *overrides: str) -> str:
     made.run(name, *overrides, text=QUICK)
-    sha256: str = made.client.adapters(name)[-1]["sha256"]
+    sha256: str = made.client.adapters(name)[-1].sha256
     return sha256
 
 
 def metric(made: World, run: str, key: str) -> list[float]:
-    return [step["metrics"][key] for step in made.client.steps(run)]
+    return [step.metrics[key] or 0.0 for step in made.client.steps(run)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_switch_changes_the_weights(made: World, plain: str, name: str, overri
 
 def test_what_does_not_concern_the_weights_changes_none(made: World, plain: str) -> None:
     assert digest(made, "watched", "eval={every: 1, problems: 8}", "checkpoint.every=1", "lora.type=lora") == plain
-    assert [e["step"] for e in made.client.evals("watched")] == [0, 1, 2] and made.client.evals("plain") == []
+    assert [e.step for e in made.client.evals("watched")] == [0, 1, 2] and made.client.evals("plain") == []
 
 
 @pytest.mark.parametrize("kl", ["0", "0.1"])
@@ -115,7 +115,7 @@ def test_target_modules_mean_the_same_in_each_of_their_spellings(made: World) ->
 def test_adapter_path_begins_with_the_exported_version(made: World, plain: str) -> None:
     made.lorad("export", "plain@2", "exported")
     made.run("warm", "lora.adapter_path=exported", text=QUICK)
-    assert made.client.adapters("warm")[0]["sha256"] == plain
+    assert made.client.adapters("warm")[0].sha256 == plain
     error = made.lorad("run", made.spec(), "lora.adapter_path=exported", "lora.rank=4", expect=2).stderr
     assert "lora.rank: 4 here but 16" in error
 
@@ -123,31 +123,31 @@ def test_adapter_path_begins_with_the_exported_version(made: World, plain: str) 
 def test_top_k_and_stop_cut_what_is_sampled(made: World) -> None:
     made.run("greedy", "rollout.top_k=1", text=QUICK)
     samples = made.client.samples("greedy", step=1)
-    for _, group in groupby(samples, key=lambda s: s["prompt_id"]):
-        assert len({s["completion"] for s in group}) == 1
+    for _, group in groupby(samples, key=lambda s: s.prompt_id):
+        assert len({s.completion for s in group}) == 1
     made.run("stopped", "rollout.stop=['6']", text=QUICK)
     stopped = made.client.samples("stopped", step=1)
-    assert any(s["finish"] == "stop" for s in stopped) and not any("6" in s["completion"] for s in stopped)
+    assert any(s.finish == "stop" for s in stopped) and not any("6" in s.completion for s in stopped)
 
 
 def test_few_rows_come_again_with_other_samples_and_are_told(made: World) -> None:
     error = made.lorad("run", made.spec(QUICK), "data.train=rows.jsonl", "--name", "few", "--wait").stderr
     warning = "data: 3 prompts are fewer than data.prompts_per_step"
     assert f"warning: {warning}" in error and warning in made.lorad("show", "few").stdout
-    ids = [s["prompt_id"] for step in (1, 2) for s in made.client.samples("few", step=step)]
+    ids = [s.prompt_id for step in (1, 2) for s in made.client.samples("few", step=step)]
     assert len(set(ids)) == 8 and {name.split("/")[1] for name in ids} == {"1", "2", "3"}
 
 
 def test_prompts_that_are_too_long_are_cut_from_the_left_or_dropped_and_told(made: World) -> None:
     for choice, prompts in (("truncate", {"S:312=", "S:52=", ":4231="}), ("drop", {"S:312=", "S:52="})):
         made.run(choice, "data.train=rows.jsonl", "data.max_prompt_tokens=6", f"data.too_long={choice}", text=QUICK)
-        assert {s["prompt"] for s in made.client.samples(choice, step=1)} == prompts
-    assert "1 prompts are longer" in str(made.client.show("drop")["warnings"])
+        assert {s.prompt for s in made.client.samples(choice, step=1)} == prompts
+    assert "1 prompts are longer" in str(made.client.show("drop").warnings)
 
 
 def test_what_a_reward_prints_is_in_the_log_and_in_nobodys_way(made: World) -> None:
     run = made.run("loud", "data.train=rows.jsonl", "reward=rewards.py:loud", text=QUICK)
-    assert run["reason"] == "completed" and metric(made, "loud", "failed_rewards") == [0, 0]
+    assert run.reason == "completed" and metric(made, "loud", "failed_rewards") == [0, 0]
     assert "scored S:52=" in made.lorad("logs", "loud").stdout
 
 
@@ -160,7 +160,7 @@ def test_a_model_directory_of_transformers_trains(made: World) -> None:
     a_model(made.root / "untied")
     overrides = ("model.path=untied", "data.max_prompt_tokens=64", "reward={name: regex, pattern: '[0-3]'}")
     run = made.run("own", *overrides, text=QUICK)
-    assert run["reason"] == "completed" and max(metric(made, "own", "grad_norm")) > 0
+    assert run.reason == "completed" and max(metric(made, "own", "grad_norm")) > 0
     assert max(metric(made, "own", "logprob_difference")) < 1e-5
 
 
@@ -174,13 +174,13 @@ def test_generate_in_the_middle_and_a_fresh_pool_change_nothing(made: World) -> 
     overrides = ("trainer.steps=12", "lora.dropout=0.1")
     calm = digest(made, "calm", *overrides)
     for pool in made.client.pools():
-        made.client.stop_pool(pool["pool"])
+        made.client.stop_pool(pool.pool)
     made.until(lambda: not made.client.pools(), "no pool is warm")
     made.lorad("run", made.spec(QUICK), *overrides, "--name", "asked", "--detach")
     made.reached("asked", 1)
     answer = made.json("generate", "asked", "S:4213=", "-n", 3, "--temperature", 1)
-    assert len(answer["completions"]) == 3 and made.over("asked")["reason"] == "completed"
-    assert made.client.adapters("asked")[-1]["sha256"] == calm
+    assert len(answer["completions"]) == 3 and made.over("asked").reason == "completed"
+    assert made.client.adapters("asked")[-1].sha256 == calm
 
 
 def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
@@ -193,10 +193,10 @@ def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
         made.over("bent")
         made.lorad("resume", "bent", *(["--from", 2, "--wait"] if step == 5 else ["--detach"]))
     assert made.facts("bent") == made.facts("straight")
-    records = [record for record, _ in read(Path(made.client.show("bent")["directory"]) / "journal.jsonl")]
+    records = [record for record, _ in read(Path(made.client.show("bent").directory) / "journal.jsonl")]
     journaled = [(r.step, r.attempt, r.data["version"]) for r in lineage(records) if r.kind == "step"]
-    assert journaled == [(s["step"], s["attempt"], s["version"]) for s in made.client.steps("bent")]
-    numbers = [v["version"] for v in made.client.adapters("bent")]
+    assert journaled == [(s.step, s.attempt, s.version) for s in made.client.steps("bent")]
+    numbers = [v.version for v in made.client.adapters("bent")]
     assert numbers == sorted(set(numbers)) and len(numbers) > 9
 
 

@@ -24,8 +24,8 @@ from tests.world import REPOSITORY, SMALL
 ALICE, BOB = 4001, 4002
 CLOSED = {0o700, 0o600}
 ASK = """
-import pathlib, sys, lorad.transport
-gateway = lorad.transport.Transport(pathlib.Path(sys.argv[1]), 60)
+import pathlib, sys, lorad.client.transport
+gateway = lorad.client.transport.Transport(pathlib.Path(sys.argv[1]), 60)
 print(gateway.post("/v1/completions", {"model": "bot", "prompt": "S:21=", "max_tokens": 4}))
 """
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lorad.cli.app import app
 from lorad.cli.table import Column, cells, table_lines, text_lines
-from lorad.client import Client
+from lorad.client.client import Client
 from tests.frozen_world import frozen
 from tests.pty_kit import on_terminal
 

@@ -16,19 +16,21 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lorad.cli.commands import show, top, tui
 from lorad.cli.settings import config_of
-from lorad.client import Client
+from lorad.client.box_shapes import Device, Pool
+from lorad.client.client import Client
 from lorad.config import Config
 from lorad.errors import SpecError
 from lorad.paths import Home
-from tests.tui_world import Prepared, World, a_run
+from tests.tui_world import Prepared, World, a_run, shaped
 
 POOL = {
     "pool": "tiny-1", "state": "ready", "model": "/models/qwen", "tenants": ["sorter"], "loaded": [],
-    "runs": [{"run": "sorter", "phase": "sample"}], "capacity": {"versions": 2, "max_versions": 8},
+    "runs": [{"run": "sorter", "phase": "sample"}], "capacity": {"versions": 2, "max_versions": 8, "max_rank": 8},
     "engine_tokens_per_second": 900.0, "trainer_tokens_per_second": 400.0, "memory_bytes": 1 << 30, "idle_seconds": 0,
 }  # fmt: skip
 DEVICE = {
@@ -103,7 +105,8 @@ def test_columns_go_before_what_stands_in_them_is_cut(shown: Shown) -> None:
 def test_json_is_one_object_of_what_the_client_tells(shown: Shown) -> None:
     found = json.loads("\n".join(shown(a_world(a_run("sorter", signals={"kl": 3.0})), as_json=True)))
     assert found.keys() == {"runs", "pools", "devices", "alarms", "at"}
-    assert (found["runs"][0]["name"], found["pools"], found["devices"]) == ("sorter", [POOL], [DEVICE])
+    whole = [msgspec.to_builtins(row) for row in (shaped(Pool, POOL), shaped(Device, DEVICE))]
+    assert (found["runs"][0]["name"], *found["pools"], *found["devices"]) == ("sorter", *whole)
     assert found["alarms"][0] == {
         "level": "bad",
         "kind": "kl",

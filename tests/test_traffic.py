@@ -206,7 +206,7 @@ async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> N
         await until(lambda: traffic.is_there(api.ctx, gateway.public_gateway(api.ctx)))
         put(api.ctx.home.gateway / FILE, Told(0.0, {"bot": Figures(requests=7)}))
         (row,) = await api("aliases")
-        assert (row["traffic"]["requests"], row["step"], row["owner"]) == (7, 3, row["by"])
+        assert (row.traffic.requests, row.step, row.owner) == (7, 3, row.by)
         assert 'lorad_gateway_requests_total{alias="bot"} 7' in await exposition(api.ctx)
 
 
@@ -216,7 +216,7 @@ async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: py
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
         put(api.ctx.home.gateway / FILE, Told(0.0, {"bot": Figures(requests=7)}))  # of one that was killed
-        assert [row["traffic"] for row in await api("aliases")] == [None]
+        assert [row.traffic for row in await api("aliases")] == [None]
         assert "lorad_gateway_requests_total{" not in await exposition(api.ctx)
 
 
@@ -264,7 +264,7 @@ async def test_a_disk_that_hangs_holds_up_nobody(home: Path, monkeypatch: pytest
         await until(lambda: traffic.is_there(api.ctx, gateway.public_gateway(api.ctx)))
         monkeypatch.setattr(traffic, "read", lambda path: hangs.wait())
         try:
-            assert (await api("aliases"))[0]["traffic"] is None
+            assert (await api("aliases"))[0].traffic is None
         finally:
             hangs.set()
 

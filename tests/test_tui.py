@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from textual.binding import Binding
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.app import LoradApp
 from lorad.tui.screens.confirm import Confirm
@@ -197,13 +197,13 @@ async def test_pause_and_a_lost_daemon_on_the_real_thing() -> None:
     async with LoradApp(client).run_test(size=(120, 40)) as user:
         await until(user, lambda: names(user) == ["live"])
         await until(user, lambda: "running" in screen_text(user))
-        os.kill((await asyncio.to_thread(client.status))["pid"], signal.SIGKILL)
+        os.kill((await asyncio.to_thread(client.status)).pid, signal.SIGKILL)
         await until(user, lambda: "No daemon since" in screen_text(user))
         await asyncio.to_thread(start_daemon)
         await until(user, lambda: "No daemon" not in screen_text(user))
         await user.press("P")
         await until(user, lambda: "paused" in screen_text(user))
-    assert client.show("live")["state"] == "paused"
+    assert client.show("live").state == "paused"
 
 
 def start_daemon() -> None:

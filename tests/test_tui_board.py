@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from lorad.alarms import AlarmLimits
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Event, Run
+from lorad.config import AlarmLimits
 from lorad.states import EndReason
 from lorad.tui.board import HELD, Board
 from lorad.tui.feed import Changes
 from lorad.tui.happenings import told
 from lorad.tui.rows import cells
 from lorad.tui.widgets.sparkline import sparkline
-from tests.tui_world import HOSTILE, SHOWN, Prepared, World, a_run, an_event, busy_world
+from tests.tui_world import HOSTILE, SHOWN, Prepared, World, a_run, an_event, busy_world, shaped
 
 Json = dict[str, Any]
 
@@ -35,7 +36,7 @@ class Counting(Prepared):
 def happened(*events: Json, tick: bool = False) -> Changes:
     changes = Changes(tick=tick)
     for event in events:
-        changes.take(event)
+        changes.take(shaped(Event, event))
     return changes
 
 
@@ -53,7 +54,7 @@ def test_only_runs_that_something_happened_to_are_read() -> None:
     board, client, transport = a_board(world)
     world.runs[0] = {**world.runs[0], "step": 4}
     news = board.read(client, happened(an_event(9, "bold", "step")))
-    assert transport.paths == ["runs?names=bold"] and news is not None and news.runs[0]["step"] == 4
+    assert transport.paths == ["runs?names=bold"] and news is not None and news.runs[0].step == 4
     assert news.runs[1] is board.read(client, Changes(everything=True)).runs[1]  # type: ignore[union-attr]
     assert board.read(client, happened(an_event(10, "calm", "step"))) is None
 
@@ -89,7 +90,7 @@ def test_with_a_tick_pools_devices_and_why_runs_wait_are_read() -> None:
     world.runs[2] = {**world.runs[2], "waiting": "2 runs are before it"}
     news = board.read(client, happened(tick=True))
     assert transport.paths == ["runs?names=waits", "pools", "devices"]
-    assert news is not None and news.runs[2]["waiting"] == "2 runs are before it"
+    assert news is not None and news.runs[2].waiting == "2 runs are before it"
 
 
 def test_a_new_run_comes_first_and_one_that_is_gone_goes() -> None:
@@ -97,7 +98,7 @@ def test_a_new_run_comes_first_and_one_that_is_gone_goes() -> None:
     board, client, _ = a_board(world)
     world.runs = [a_run("new", created_at=time.time() + 1), *world.runs[1:]]
     news = board.read(client, happened(an_event(9, "new", "state"), an_event(10, "bold", "removed")))
-    assert news is not None and [run["name"] for run in news.runs] == ["new", "waits", "calm"]
+    assert news is not None and [run.name for run in news.runs] == ["new", "waits", "calm"]
 
 
 def test_runs_that_ended_come_after_live_ones() -> None:
@@ -106,14 +107,14 @@ def test_runs_that_ended_come_after_live_ones() -> None:
     board, client, _ = a_board(world)
     world.runs[2] = {**world.runs[2], "step": 5}
     news = board.read(client, happened(an_event(9, "oldest", "state")))
-    assert news is not None and [run["name"] for run in news.runs] == ["old", "oldest", "over"]
+    assert news is not None and [run.name for run in news.runs] == ["old", "oldest", "over"]
     world.runs[1] = {**world.runs[1], "state": "ended", "reason": "stopped", "ended_at": time.time()}
     news = board.read(client, happened(an_event(10, "old", "state")))
-    assert news is not None and [run["name"] for run in news.runs] == ["oldest", "over", "old"]
+    assert news is not None and [run.name for run in news.runs] == ["oldest", "over", "old"]
 
 
 def test_an_imported_adapter_does_not_look_failed() -> None:
-    looks = [cells(a_run("a", state="ended", reason=reason))["state"] for reason in EndReason]
+    looks = [cells(shaped(Run, a_run("a", state="ended", reason=reason)))["state"] for reason in EndReason]
     assert [text.plain for text in looks if text.plain.startswith("✖")] == [
         "✖ killed",
         "✖ failed",
@@ -129,7 +130,7 @@ def test_an_old_run_that_something_happened_to_stays_out() -> None:
     assert board.read(client, happened(an_event(9, "old", "version"))) is None
     board.all = True
     news = board.read(client, happened(an_event(10, "old", "version")))
-    assert news is not None and "old" in {run["name"] for run in news.runs}
+    assert news is not None and "old" in {run.name for run in news.runs}
 
 
 def test_ages_are_told_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_ages_are_told_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_ticker_leaves_out_what_runs_do_all_the_time() -> None:
     board, client, _ = a_board(busy_world())
     news = board.read(client, happened(an_event(3, "bold", "step"), an_event(4, "bold", "checkpoint", step=4)))
-    assert news is not None and [event["id"] for event in news.events] == [4, 2, 1]
+    assert news is not None and [event.id for event in news.events] == [4, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +179,8 @@ def test_a_line_of_bars_goes_from_the_least_to_the_largest(values: Any, width: i
     ],
 )
 def test_an_event_is_told_in_words_whatever_it_holds(kind: str, data: Json, words: str) -> None:
-    assert told(an_event(1, "a", kind, **data)).startswith(words)
+    assert told(shaped(Event, an_event(1, "a", kind, **data))).startswith(words)
 
 
 def test_a_run_with_hardly_anything_has_cells() -> None:
-    assert cells({"name": "bare", "state": "queued"})["state"].plain == "◌ queued"
+    assert cells(Run("bare", "queued"))["state"].plain == "◌ queued"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 
-from lorad.client import Client
-from lorad.transport import Json
+from msgspec.structs import replace
+
+from lorad.client.client import Client
+from lorad.client.shapes import Checkpoint, RunDetails
+from lorad.client.transport import Json
 from lorad.tui.feed import Changes
 from lorad.tui.screens.ask import Ask
 from lorad.tui.tabs.checkpoints import Checkpoints
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 from tests.tui_samples import counted, opened
-from tests.tui_world import Prepared, User, World, a_run, screen_text, until, using
+from tests.tui_world import Prepared, User, World, a_run, screen_text, shaped, until, using
 
 NOW = time.time()
 
@@ -58,11 +61,13 @@ async def test_a_fork_is_of_the_version_of_the_checkpoint() -> None:
 
 def test_checkpoints_are_asked_for_when_one_was_made_and_not_at_every_step() -> None:
     world, asked = a_world(10), list[Json]()
+    found = [shaped(Checkpoint, a_checkpoint(10))]
     world.answers["runs/a/checkpoints"] = counted(asked, lambda query: [a_checkpoint(10)])
-    tab, client, run = Checkpoints("a"), Client(transport=Prepared(world)), a_run("a", step=12)
-    assert tab.read(client, Changes(everything=True), run) == ([a_checkpoint(10)], 12)
-    assert tab.read(client, Changes(kinds={"a": {"step"}}), run | {"step": 13}) == ([a_checkpoint(10)], 13)
-    assert tab.read(client, Changes(kinds={"a": {"eval"}, "b": {"checkpoint"}}), run | {"step": 13}) is None
+    tab, client, run = Checkpoints("a"), Client(transport=Prepared(world)), shaped(RunDetails, a_run("a", step=12))
+    later = replace(run, step=13)
+    assert tab.read(client, Changes(everything=True), run) == (found, 12)
+    assert tab.read(client, Changes(kinds={"a": {"step"}}), later) == (found, 13)
+    assert tab.read(client, Changes(kinds={"a": {"eval"}, "b": {"checkpoint"}}), later) is None
     assert len(asked) == 1
     tab.read(client, Changes(kinds={"a": {"checkpoint"}}), run)
     assert len(asked) == 2

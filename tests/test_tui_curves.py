@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from textual.app import App, ComposeResult
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Run, Step
 from lorad.errors import DaemonUnreachable
 from lorad.tui.curves import FINE, KEPT, Series, Track, Window
 from lorad.tui.feed import Changes
@@ -21,7 +22,7 @@ from lorad.tui.tabs.curves import Curves
 from lorad.tui.widgets.chart import Chart
 from lorad.tui.widgets.choose import Choose
 from lorad.tui.widgets.side import Side
-from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, until, using
+from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
 
 Json = dict[str, Any]
 ALL = Changes(everything=True)
@@ -79,7 +80,7 @@ def test_a_thinned_run_keeps_multiples_and_the_last_step() -> None:
     track = Track(4)
     for numbers in ([4, 8, 9], [12, 16, 18]):
         more = Track()
-        more.add(step(number) for number in numbers)
+        more.add(shaped(Step, step(number)) for number in numbers)
         track.join(more)
     assert list(track.steps) == [4, 8, 12, 16, 18] == list(track.of("reward").xs)
 
@@ -107,7 +108,7 @@ def test_zooming_keeps_the_step_under_the_mouse_where_it_is_and_ends_at_all_step
 # -- reading -----------------------------------------------------------------------------------------------------------
 def read_all(reader: StepReader, world: World, window: tuple[int, int] | None = None, **run: Any) -> Track:
     """Until there is no more."""
-    client, track, row, changes = Client(transport=Prepared(world)), Track(), a_run("a", **run), ALL
+    client, track, row, changes = Client(transport=Prepared(world)), Track(), shaped(Run, a_run("a", **run)), ALL
     while parts := reader.read(client, changes, row, (), window):
         track = parts[0].applied(track)
         if not parts[0].more:
@@ -129,7 +130,8 @@ def test_a_million_steps_are_thinned_where_they_are_and_a_window_of_them_is_not(
     reader = StepReader()
     track = read_all(reader, world, step=1_000_000, created_at=1.0)
     assert len(track.steps) <= KEPT + 1 and track.steps[-1] == 1_000_000 and track.every == 128
-    (part,) = reader.read(Client(transport=Prepared(world)), Changes(), a_run("a", created_at=1.0), (), (5000, 5500))
+    row = shaped(Run, a_run("a", created_at=1.0))
+    (part,) = reader.read(Client(transport=Prepared(world)), Changes(), row, (), (5000, 5500))
     window = part.applied(track).within(5000, 5500)
     assert window.every == 1 and set(range(5000, 5501)) <= set(window.steps) and len(window.steps) <= FINE
     assert sum(int(query["limit"]) for query in asked) < 20_000
@@ -138,7 +140,8 @@ def test_a_million_steps_are_thinned_where_they_are_and_a_window_of_them_is_not(
 def test_a_run_that_grows_is_thinned_on_the_way_and_its_window_goes_on() -> None:
     world, many = World(a_run("a")), [8000]
     asked = serve(world, "a", lambda: many[0])
-    reader, client, row = StepReader(), Client(transport=Prepared(world)), a_run("a", step=8000, created_at=1.0)
+    reader, client = StepReader(), Client(transport=Prepared(world))
+    row = shaped(Run, a_run("a", step=8000, created_at=1.0))
     track = read_all(reader, world, step=8000, created_at=1.0)
     for many[0] in range(8100, 8600, 100):
         for part in reader.read(client, ALL, row, (), (many[0] - 199, many[0])):
@@ -153,14 +156,15 @@ def test_a_resume_begins_anew() -> None:
     world, reader = World(a_run("a")), StepReader()
     serve(world, "a", lambda: 9)
     read_all(reader, world, created_at=1.0)
-    (part,) = reader.read(Client(transport=Prepared(world)), ALL, a_run("a", created_at=1.0, attempt=2), (), None)
+    row = shaped(Run, a_run("a", created_at=1.0, attempt=2))
+    (part,) = reader.read(Client(transport=Prepared(world)), ALL, row, (), None)
     assert part.reset and part.steps is not None and list(part.steps.steps) == list(range(1, 10))
 
 
 def test_a_run_that_is_gone_is_told_and_the_others_are_read() -> None:
     world = World(a_run("a"))
     serve(world, "a", lambda: 3)
-    parts = StepReader().read(Client(transport=Prepared(world)), ALL, a_run("a"), ("lost",), None)
+    parts = StepReader().read(Client(transport=Prepared(world)), ALL, shaped(Run, a_run("a")), ("lost",), None)
     assert {part.run: bool(part.gone) for part in parts} == {"a": False, "lost": True}
 
 
@@ -190,7 +194,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_attesting_is_no_part_of_publishing
 
 def test_a_step_whose_figures_are_no_numbers_says_so() -> None:
     track = Track()
-    track.add([step(7, reward=None, seconds=None, seconds_sample=1.0)])
+    track.add([shaped(Step, step(7, reward=None, seconds=None, seconds_sample=1.0))])
     told = figures(7, track.values(7), 24, 20).plain.splitlines()
     assert told[0] == "step 7  @7" and told[1].split() == ["reward", "NaN"]
     assert spent(track.values(7)) == {"sample": 1.0}

@@ -9,6 +9,7 @@ import pytest
 from rich.text import Text
 from textual.widgets import Input
 
+from lorad.client.shapes import Run
 from lorad.tui import rows
 from lorad.tui.panes import Alarms, Devices, Pools, Ticker
 from lorad.tui.rows import cells
@@ -212,8 +213,8 @@ async def test_thousands_of_runs_page(count: int, pages: int) -> None:
 async def test_cells_are_made_for_the_page_and_then_for_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[str]()
 
-    def counted(run: Json, **more: Any) -> dict[str, Text]:
-        made.append(run["name"])
+    def counted(run: Run, **more: Any) -> dict[str, Text]:
+        made.append(run.name)
         return cells(run, **more)
 
     monkeypatch.setattr(rows, "cells", counted)

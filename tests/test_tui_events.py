@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Event, RunDetails
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.screens.run import RunScreen
 from lorad.tui.tabs.events import Events, News, what
 from lorad.tui.widgets.table import Rows
-from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, until, using
+from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
 
 Json = dict[str, Any]
 METRICS = {"reward": 0.53, "loss": 0.0123, "kl": 0.5, "tokens_per_second": 1234.0, "seconds": 1.5}
@@ -30,6 +31,9 @@ PAST = [
     *(an_event(number, "step", step=number - 2, metrics=METRICS) for number in range(3, 9)),
     an_event(9, "warning", message=f"odd {HOSTILE}"),
 ]
+
+EVENTS_BEFORE = [shaped(Event, event) for event in PAST]
+RUN = shaped(RunDetails, a_run("sorter"))
 
 
 class History(World):
@@ -84,20 +88,20 @@ async def test_what_happens_is_added_and_only_to_its_run() -> None:
 def test_events_that_came_in_are_not_asked_for() -> None:
     world, tab = History(PAST), Events("sorter")
     client, changes = Client(transport=Prepared(world)), Changes()
-    assert tab.read(client, Changes(everything=True), {}) == News(PAST, is_all=True)
+    assert tab.read(client, Changes(everything=True), RUN) == News(EVENTS_BEFORE, is_all=True)
     world.answers.clear()
     for event in (PAST[-1], an_event(10, "eval", score=0.5, version=1), an_event(11, "eval") | {"run": "other"}):
-        changes.take(event)
-    news = tab.read(client, changes, {})
-    assert news is not None and [event["id"] for event in news.events] == [10] and not news.is_all
-    assert tab.read(client, Changes(tick=True), {}) is None
+        changes.take(shaped(Event, event))
+    news = tab.read(client, changes, RUN)
+    assert news is not None and [event.id for event in news.events] == [10] and not news.is_all
+    assert tab.read(client, Changes(tick=True), RUN) is None
 
 
 def test_when_too_many_came_in_all_are_asked_for_again() -> None:
     world, tab, changes = History(PAST), Events("sorter"), Changes()
     for number in range(EVENTS + 1):
-        changes.take(an_event(number, "step") | {"run": "other"})
-    assert tab.read(Client(transport=Prepared(world)), changes, {}) == News(PAST, is_all=True)
+        changes.take(shaped(Event, an_event(number, "step") | {"run": "other"}))
+    assert tab.read(Client(transport=Prepared(world)), changes, RUN) == News(EVENTS_BEFORE, is_all=True)
 
 
 async def test_kinds_and_words_narrow_and_escape_shows_all_before_it_leads_back() -> None:
@@ -143,4 +147,4 @@ async def test_any_size_does(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("data", [{}, {"metrics": None, "step": 3}, {"metrics": {"reward": float("nan")}, "step": 1}])
 def test_odd_data_of_a_step_is_told_all_the_same(data: Json) -> None:
-    assert what({"id": 1, "run": "a", "at": 0.0, "kind": "step", "data": data}).startswith("step")
+    assert what(Event(1, 0.0, "a", "step", data)).startswith("step")

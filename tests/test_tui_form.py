@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lorad.client.shapes import RunDetails
 from lorad.daemon.views import asked_in
 from lorad.errors import SpecError
 from lorad.spec_text import load_spec
@@ -128,13 +129,13 @@ def test_a_form_like_a_run_tells_all_that_its_spec_tells_but_the_name() -> None:
     spec = a_spec(
         name="old", lora={"rank": 4}, trainer={"betas": [0.9, 0.98]}, rollout={"engine_args": {"a": {"b": 1}}}
     )
-    source = sources.of_run({"name": "old", "spec": spec, "cwd": "/there", "origin": None})
+    source = sources.of_run(RunDetails("old", "ended", spec=spec, cwd="/there"))
     assert source.cwd == Path("/there") and source.texts["name"] == ""
     assert load_spec(draw_up(source.texts).text) == convert({**spec, "name": None})
 
 
 def test_a_run_whose_paths_begin_nowhere_known_says_so() -> None:
-    run = {"name": "old", "spec": a_spec(data={"train": "d.jsonl"}), "cwd": None, "origin": "base@3"}
+    run = RunDetails("old", "ended", spec=a_spec(data={"train": "d.jsonl"}), origin="base@3")
     assert "data.train" in sources.of_run(run).note and "base@3" in sources.of_run(run).note
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
 from lorad.tui.feed import Changes
 from lorad.tui.log_lines import LogLines, clean, level, wanted, words
 from lorad.tui.screens.run import RunScreen
 from lorad.tui.tabs.logs import BEGIN, Logs, sources
 from lorad.tui.widgets.log import LogView
-from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, until, using
+from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
 
 Json = dict[str, Any]
 
@@ -112,7 +113,7 @@ async def test_each_process_has_its_log_and_its_command() -> None:
     ],
 )
 def test_only_processes_with_a_log_of_their_own_are_offered(run: dict[str, Any], found: list[str]) -> None:
-    assert sources(run) == found
+    assert sources(shaped(RunDetails, a_run("a") | {"pool": None} | run)) == found
 
 
 async def test_a_log_that_was_cut_and_one_of_another_attempt_are_read_anew() -> None:
@@ -158,9 +159,10 @@ def test_the_log_of_an_ended_run_is_read_once() -> None:
     world, tab = World(run), Logs("sorter")
     world.answers["runs/sorter/logs"] = read
     client = Client(transport=Prepared(world))
-    part = tab.read(client, Changes(everything=True), run)
+    row = shaped(RunDetails, run)
+    part = tab.read(client, Changes(everything=True), row)
     assert part is not None and part.text == "done\n"
-    assert tab.read(client, Changes(tick=True, kinds={"other": {"step"}}), run) is None and len(asked) == 1
+    assert tab.read(client, Changes(tick=True, kinds={"other": {"step"}}), row) is None and len(asked) == 1
 
 
 def test_a_log_that_runs_away_is_read_from_its_end() -> None:
@@ -168,9 +170,10 @@ def test_a_log_that_runs_away_is_read_from_its_end() -> None:
     world = World(run)
     world.answers["runs/sorter/logs"] = files.read
     client = Client(transport=Prepared(world))
-    tab.read(client, Changes(everything=True), run)
+    row = shaped(RunDetails, run)
+    tab.read(client, Changes(everything=True), row)
     files["driver"] += "x" * (6 << 20) + "\nlast\n"
-    part = tab.read(client, Changes(tick=True), run)
+    part = tab.read(client, Changes(tick=True), row)
     assert part is not None and part.is_new and part.text == "last\n" and part.before == len(files["driver"]) + BEGIN
 
 

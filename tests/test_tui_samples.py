@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lorad.client.shapes import Sample
 from lorad.tui.folding import folded
 from lorad.tui.samples import Group, grouped, hits, ordered
 from lorad.tui.screens.new_run import NewRun
@@ -14,7 +15,7 @@ from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.reader import Reader
 from lorad.tui.widgets.table import Rows
 from tests.tui_samples import a_sample, a_world, counted, opened, samples_of
-from tests.tui_world import User, screen_text, until, using
+from tests.tui_world import User, screen_text, shaped, until, using
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07[bold red]x[/] \u202egnp.exe\u200b\u2066 \ud800 漢字 👩\u200d👩 a\rb\x00\u2028"
 SHOWN = r"\x1b[2J\x1b]0;title\x07[bold red]x[/] \x202egnp.exe\x200b\x2066 \xd800 漢字 👩\x200d👩 a\x0db\x00\x2028"
@@ -109,7 +110,7 @@ async def test_samples_of_a_step_are_asked_for_once() -> None:
     world.answers["runs/a/samples"] = counted(asked, world.answers["runs/a/samples"])
     async with using(world) as user:
         await opened(user, 2, "made at 1")
-        for version in ("5", "6", "7"):
+        for version in (5, 6, 7):
             world.runs[0]["version"] = version
             world.tell("a", "version")
             await until(user, partial(shows, user, f"version @{version}"))
@@ -192,15 +193,19 @@ async def test_a_line_of_a_megabyte_is_scrolled_to_its_end(letter: str) -> None:
         await until(user, lambda: "END" in screen_text(user))
 
 
-async def test_rows_that_are_no_samples_do_not_break_it() -> None:
-    strange = {"prompt_id": 1, "reward": float("nan"), "completion": None, "tokens": 3, "logprobs": ["x"]}
-    rewards = [1e308, -1e308, 1e308, 10**400]
+async def test_rewards_of_any_size_do_not_break_it() -> None:
+    rewards = [1e308, -1e308, 1e308, None, float("nan")]
     huge = [a_sample(9, n, 1, reward=reward, advantage=reward, logprobs=[reward]) for n, reward in enumerate(rewards)]
-    odd: list[Any] = [None, 3, {}, strange, *huge]
-    async with using(a_world({1: [*odd, a_sample(0, 0, 1)]})) as user:
-        await opened(user, 2, "reward: none")
+    async with using(a_world({1: [*huge, a_sample(0, 0, 1)]})) as user:
+        await opened(user, 2, "made at 1")
         await user.press("v", "v", "j", "j", "d", "w")
-        assert prompts(user) == ["None", "1", "p9", "p0"]
+        assert prompts(user) == ["p9", "p0"]
+
+
+@pytest.mark.parametrize("odd", [None, 3, {}, {"step": 1, "completion": 3}])
+async def test_an_answer_that_holds_no_samples_says_so(odd: Any) -> None:
+    async with using(a_world({1: [odd, a_sample(0, 0, 1)]})) as user:
+        await opened(user, 2, "an answer is not understood")
 
 
 @pytest.mark.parametrize("size", [(40, 10), (12, 3)])
@@ -214,17 +219,18 @@ async def test_a_small_terminal_shows_what_fits(size: tuple[int, int]) -> None:
 
 
 def test_a_group_that_teaches_nothing_has_no_spread() -> None:
-    (group,) = grouped([a_sample(0, index, 1, reward=0.5) for index in range(3)])
+    (group,) = grouped([shaped(Sample, a_sample(0, index, 1, reward=0.5)) for index in range(3)])
     assert (group.mean, group.spread) == (0.5, 0.0)
 
 
 def test_samples_without_a_value_come_last() -> None:
-    (group,) = grouped([a_sample(0, index, 1, reward=reward) for index, reward in enumerate([0.1, None, 0.9])])
+    rows = [a_sample(0, index, 1, reward=reward) for index, reward in enumerate([0.1, None, 0.9])]
+    (group,) = grouped([shaped(Sample, row) for row in rows])
     assert ordered(group.samples, "reward") == [2, 0, 1]
 
 
 def test_a_search_finds_what_is_shown_whatever_its_case() -> None:
-    groups: list[Group] = grouped([a_sample(0, 0, 1, prompt="Straße", completion="a\x1bB ab")])
+    groups: list[Group] = grouped([shaped(Sample, a_sample(0, 0, 1, prompt="Straße", completion="a\x1bB ab"))])
     assert [(hit.sample, hit.start, hit.end) for hit in hits(groups, "AB", "as drawn")] == [(0, 7, 9)]
     assert len(hits(groups, "\x1b", "as drawn")) == 1
 

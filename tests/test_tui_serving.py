@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from textual.widgets import Input
 
+from lorad.client.shapes import ServedAlias
 from lorad.errors import NotFound, SpecError
 from lorad.text import one_line
 from lorad.tui.aliases import Data, cells, milliseconds, title, values
@@ -21,7 +23,7 @@ from lorad.tui.screens.run import RunScreen
 from lorad.tui.screens.serving import Serving
 from lorad.tui.widgets.chat import Chat
 from lorad.tui.widgets.line import Line
-from tests.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, until, using
+from tests.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, shaped, until, using
 
 TRAFFIC = {"requests": 120, "in_flight": 3, "failed": 1, "tokens": 4000, "requests_per_second": 2.0, "window": 60.0}
 TRAFFIC |= {"tokens_per_second": 133.2, "ttft_p50": 0.04, "ttft_p95": 0.2, "p50": 0.84, "p95": 12.53}
@@ -291,12 +293,13 @@ async def test_it_fits_any_terminal(size: tuple[int, int]) -> None:
 
 
 def test_cells_are_sane_whatever_is_told() -> None:
-    odd = an_alias("a\nb\x1b", by=None, step=None, attested=None, traffic=TRAFFIC | {"p50": None, "p95": 1e9})
+    row = an_alias("a\nb\x1b", by=None, step=None, attested="", traffic=TRAFFIC | {"p50": None, "p95": 1e9})
+    odd = shaped(ServedAlias, row)
     data = Data([odd], {"sorter@6": "tiny-1"}, {}, None, [], False)
     found = cells(odd, data)
     assert found["alias"].plain == one_line("a\nb\x1b") and found["p50"].plain == "-"
     assert values(odd, data)["pool"] == "tiny-1" and found["attested"].plain == "not yet"
-    assert title(data._replace(aliases=[odd | {"traffic": None}])).plain == "Serving  1 alias · no gateway is up"
+    assert title(data._replace(aliases=[replace(odd, traffic=None)])).plain == "Serving  1 alias · no gateway is up"
     assert [milliseconds(seconds) for seconds in (0.0004, 0.84, 3.394, 9.9996, None)] == [
         "0ms",
         "840ms",

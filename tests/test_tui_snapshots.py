@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.client import Client
+from lorad.client.client import Client
 from tests.frozen_world import frozen
 from tests.pictures import PICTURES
 from tests.walks import ODD, WALKS, app_of, transport

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorad.transport import Json
+from lorad.client.shapes import Run, Version
 from lorad.tui import diffs
 from lorad.tui.tree import DEEPEST, drawn
 from lorad.tui.version_rows import LIMIT, forks, history, layout
 from tests.tui_samples import a_version
+from tests.tui_world import shaped
 
 Parents = dict[str, str | None]
 
@@ -62,24 +63,22 @@ def test_any_depth_is_drawn_and_the_indent_has_an_end() -> None:
 
 
 def test_a_version_that_names_itself_or_a_later_one_as_parent_is_a_beginning() -> None:
-    versions = [a_version(0, parent=0), a_version(1, parent=2), a_version(2, parent=1)]
-    rows = layout(history(versions, {"version": 2}, {}))
+    parents = {0: 0, 1: 2, 2: 1}
+    versions = [shaped(Version, a_version(number, parent=parent)) for number, parent in parents.items()]
+    rows = layout(history(versions, Run("a", "running", version=2), {}))
     assert [row.key for row in rows] == ["2", "1", "0"]
 
 
 def test_the_newest_and_the_held_of_too_many_versions_are_shown() -> None:
-    versions = [a_version(number, pinned=number == 3) for number in range(LIMIT + 10)]
-    known = history(versions, {"version": LIMIT + 9}, {})
-    assert known.left_out == 9 and known.versions[0]["version"] == 3 and len(layout(known)) == LIMIT + 1
+    versions = [shaped(Version, a_version(number, pinned=number == 3)) for number in range(LIMIT + 10)]
+    known = history(versions, Run("a", "running", version=LIMIT + 9), {})
+    assert known.left_out == 9 and known.versions[0].version == 3 and len(layout(known)) == LIMIT + 1
 
 
 def test_forks_are_found_by_the_origin_of_other_runs() -> None:
-    runs: list[Json] = [
-        {"name": "c", "origin": "a@7"},
-        {"name": "b", "origin": "/data/a@1x"},
-        {"name": "d", "origin": None},
-    ]
-    assert forks([*runs, {"name": "e", "origin": "b@1"}, {"name": "f"}], "a") == {"c": 7}
+    origins = {"c": "a@7", "b": "/data/a@1x", "d": None, "e": "b@1"}
+    runs = [Run(name, "running", origin=origin) for name, origin in origins.items()]
+    assert forks(runs, "a") == {"c": 7}
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "ha", " ", "\n", "漢"]), max_size=30).map("".join)

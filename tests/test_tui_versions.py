@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lorad.transport import Json
+from lorad.client.transport import Json
 from lorad.tui.pace import SHARE, Pace
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.run import RunScreen
@@ -61,7 +61,7 @@ async def test_forks_are_shown_where_they_began_and_enter_goes_there() -> None:
 
 async def test_an_action_is_done_to_the_version_under_the_cursor() -> None:
     world = a_world([a_version(0), a_version(1)])
-    world.answers["POST versions/a%401/pin"] = {}
+    world.answers["POST versions/a%401/pin"] = a_version(1, pinned=True)
     async with using(world) as user:
         await opened(user, 3, "◉ @1")
         await user.press("i")

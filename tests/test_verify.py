@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from lorad.client.box_shapes import Check
 from lorad.daemon.prune import prune
 from lorad.protocol.journal import decode, encode
 from lorad.states import Move
@@ -27,8 +27,8 @@ def made() -> Iterator[World]:
 def problems(made: World) -> dict[str, list[str]]:
     """Of each check that found any; and the directory is as before."""
     answer = made.client.verify("a")
-    found = {check["check"]: check["problems"] for check in answer["checks"] if check["problems"]}
-    assert answer["problems"] == sum(map(len, found.values()))
+    found = {check.check: check.problems for check in answer.checks if check.problems}
+    assert answer.problems == sum(map(len, found.values()))
     return found
 
 
@@ -117,8 +117,8 @@ def test_another_base_is_found(made: World) -> None:
         run.journal.write_bytes(whole)
 
 
-async def checks(api: Api) -> dict[str, Any]:
-    return {check["check"]: check for check in (await api("verify", "a"))["checks"]}
+async def checks(api: Api) -> dict[str, Check]:
+    return {check.check: check for check in (await api("verify", "a")).checks}
 
 
 async def test_what_was_pruned_is_told_and_what_is_needed_and_gone_is_a_problem(home: Path) -> None:
@@ -126,16 +126,16 @@ async def test_what_was_pruned_is_told_and_what_is_needed_and_gone_is_a_problem(
     async with serving(home) as api:
         prune(api.ctx, finished(api.ctx, checkpoint={"every": 2, "keep": 1, "keep_versions": 2, "keep_samples": 2}))
         found = await checks(api)
-        assert found["versions"]["looked_at"] == "6 versions, 4 of them pruned"
-        assert found["checkpoints"]["looked_at"] == "3 checkpoints, 2 of them pruned"
-        assert [found[name]["problems"] for name in ("versions", "checkpoints", "samples")] == [[], [], []]
+        assert found["versions"].looked_at == "6 versions, 4 of them pruned"
+        assert found["checkpoints"].looked_at == "3 checkpoints, 2 of them pruned"
+        assert [found[name].problems for name in ("versions", "checkpoints", "samples")] == [[], [], []]
         await api("pin", "a@1005")
         run = api.ctx.home.run("a")
         shutil.rmtree(run.version(1005))
         shutil.rmtree(run.checkpoint(6, 1))
         found = await checks(api)
-        assert "001005: missing, and somebody needs it" in found["versions"]["problems"][0]
-        assert "000006-a1: missing" in found["checkpoints"]["problems"][0]
+        assert "001005: missing, and somebody needs it" in found["versions"].problems[0]
+        assert "000006-a1: missing" in found["checkpoints"].problems[0]
 
 
 async def test_a_loaded_version_that_is_not_what_it_should_be_is_found(home: Path) -> None:
@@ -144,15 +144,15 @@ async def test_a_loaded_version_that_is_not_what_it_should_be_is_found(home: Pat
         await api("serving", "a@1005")
         behave(home, pool={"refuses": ["a@1005"]})
         attested = (await checks(api))["attestation"]
-        assert attested["looked_at"] == "1 version loaded now"
-        assert "a@1005 in pool tiny-1: a@1005 is not what it should be" in attested["problems"][0]
+        assert attested.looked_at == "1 version loaded now"
+        assert "a@1005 in pool tiny-1: a@1005 is not what it should be" in attested.problems[0]
 
 
 async def test_a_run_that_has_not_begun_has_nothing_to_check(home: Path) -> None:
     async with serving(home) as api:
         submit(api.ctx, "a", FACTS["model_path"])
         api.ctx.move("a", Move.PAUSE)
-        assert (await api("verify", "a"))["problems"] == 0
+        assert (await api("verify", "a")).problems == 0
 
 
 async def test_a_torn_last_line_of_the_journal_is_no_problem(home: Path) -> None:
@@ -161,4 +161,4 @@ async def test_a_torn_last_line_of_the_journal_is_no_problem(home: Path) -> None
         with (home / "runs" / "a" / "journal.jsonl").open("ab") as journal:
             journal.write(b'{"v":1,"seq":')
         found = (await checks(api))["journal"]
-        assert found["problems"] == [] and "torn last line" in found["looked_at"]
+        assert found.problems == [] and "torn last line" in found.looked_at

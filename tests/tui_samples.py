@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lorad.client.transport import Json
 from lorad.errors import NotFound
-from lorad.transport import Json
 from tests.tui_world import User, World, a_run, screen_text, until
 
 Answer = Callable[[Json], list[Json]]

@@ -7,15 +7,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
+import msgspec
 from textual.pilot import Pilot
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.transport import Json, Transport
 from lorad.config import Config
 from lorad.errors import DaemonUnreachable
-from lorad.transport import Json, Transport
 from lorad.tui.app import LoradApp
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -24,11 +25,13 @@ HOSTILE = "[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
 SHOWN = r"[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
 
 User = Pilot[None]
+T = TypeVar("T")
 GIB = 1 << 30
 POOL = {
     "pool": "qwen-1", "state": "ready", "model": "Qwen/Qwen3-8B", "tenants": ["bold", "calm"],
     "runs": [{"run": "bold", "phase": "train"}, {"run": "calm", "phase": "idle"}],
-    "capacity": {"versions": 6, "max_versions": 8}, "engine": {"name": "sglang"}, "trainer": {"name": "fsdp"},
+    "capacity": {"versions": 6, "max_versions": 8, "max_rank": 32},
+    "engine": {"name": "sglang"}, "trainer": {"name": "fsdp"},
     "engine_tokens_per_second": 4211.0, "trainer_tokens_per_second": 9050.4,
 }  # fmt: skip
 DEVICE = {
@@ -36,6 +39,11 @@ DEVICE = {
     "pool": "qwen-1", "lease": {"pool": "qwen-1", "user": "ann", "since": time.time() - 9000},
     "processes": [{"pid": 40122, "user": "carol", "name": "python", "memory": 38 * GIB, "ours": False}],
 }  # fmt: skip
+
+
+def shaped(kind: type[T], row: Json) -> T:
+    """A row as `Client` returns it."""
+    return msgspec.convert(row, kind)
 
 
 def a_run(name: str, **more: Any) -> Json:

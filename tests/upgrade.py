@@ -63,7 +63,7 @@ class Upgrade:
 
     def answers(self) -> bool:
         try:
-            return bool(self.daemon and self.client.status()["pid"] == self.daemon.pid)
+            return bool(self.daemon and self.client.status().pid == self.daemon.pid)
         except DaemonUnreachable:
             return False
 
@@ -83,23 +83,21 @@ class Upgrade:
         self.pids, self.known = self.processes(), self.facts()
 
     def processes(self) -> dict[str, int]:
-        return {f"{name}: {p['role']}": p["pid"] for name in self.names for p in self.client.show(name)["processes"]}
+        return {f"{name}: {p.role}": p.pid or 0 for name in self.names for p in self.client.show(name).processes}
 
     def facts(self) -> dict[str, Any]:
         """What is known so far: it may only grow."""
         known: dict[str, Any] = {}
         for name in self.names:
-            known |= {
-                f"{name} step {s['step']}": (s["version"], s["metrics"].get("loss")) for s in self.client.steps(name)
-            }
-            known |= {f"{name}@{v['version']}": (v["sha256"], v["pinned"]) for v in self.client.adapters(name)}
+            known |= {f"{name} step {s.step}": (s.version, s.metrics.get("loss")) for s in self.client.steps(name)}
+            known |= {f"{name}@{v.version}": (v.sha256, v.pinned) for v in self.client.adapters(name)}
         return known
 
     def goes_on(self, what: str) -> None:
         """The same processes, more steps, and nothing that is not known any more."""
         assert self.processes() == self.pids, f"{what}: the processes are {self.processes()}, were {self.pids}"
         for name in self.names:
-            self.made.reached(name, self.client.show(name)["step"] + 1)
+            self.made.reached(name, self.client.show(name).step + 1)
         facts = self.facts()
         lost = {key: value for key, value in self.known.items() if facts.get(key) != value}
         assert not lost, f"{what}: lost {lost}"
@@ -107,8 +105,7 @@ class Upgrade:
         print(f"{what:<44} {len(self.pids)} processes as before, {len(facts)} facts, 0 lost", flush=True)
 
     def schema(self) -> str:
-        name: str = self.client.status()["database"]["schema"]
-        return name
+        return self.client.status().database.schema or ""
 
     def copy(self) -> Path:
         return self.made.home.database.with_name(f"{self.made.home.database.name}.before-{NAME}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config, Tui
 from lorad.tui.app import LoradApp
 from tests.frozen_world import Watched

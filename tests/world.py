@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
+import msgspec
+
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
 from lorad.paths import Home
 from lorad.protocol.listener import answers
 from tests.leftovers import kill_leftovers
@@ -62,14 +65,15 @@ class World:
         path.write_text(text)
         return path
 
-    def run(self, name: str, *overrides: str, text: str = SMALL, expect: int = 0) -> Any:
+    def run(self, name: str, *overrides: str, text: str = SMALL, expect: int = 0) -> RunDetails:
         """A run that is over: its JSON. By the command, which starts the daemon; by the client where one answers."""
         spec = self.spec(text, f"{name}.yaml")
         if expect or not answers(self.home.socket):
-            return self.json("run", spec, *overrides, "--name", name, "--wait", expect=expect)
+            answer = self.json("run", spec, *overrides, "--name", name, "--wait", expect=expect)
+            return msgspec.convert(answer, RunDetails)
         self.client.run(text, source=str(spec), cwd=str(self.root), overrides=[*overrides], name=name)
         over = self.over(name)
-        assert over["reason"] == "completed", over
+        assert over.reason == "completed", over
         return over
 
     def until(self, true: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
@@ -82,20 +86,21 @@ class World:
         raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.client.list(all=True)}")
 
     def reached(self, run: str, step: int) -> Any:
-        return self.until(lambda: self.client.show(run)["step"] >= step, f"{run} at step {step}")
+        return self.until(lambda: self.client.show(run).step >= step, f"{run} at step {step}")
 
-    def over(self, run: str) -> Any:
-        def look() -> Any:
+    def over(self, run: str) -> RunDetails:
+        def look() -> RunDetails | None:
             shown = self.client.show(run)
-            return shown if shown["state"] in ("ended", "paused") else None
+            return shown if shown.state in ("ended", "paused") else None
 
-        return self.until(look, f"{run} is over")
+        found: RunDetails = self.until(look, f"{run} is over")
+        return found
 
     def pid(self, run: str, role: str) -> int:
         """Of a process of the run, as soon as it has one."""
 
         def look() -> int | None:
-            return next((p["pid"] for p in self.client.show(run)["processes"] if p["role"] == role), None)
+            return next((p.pid for p in self.client.show(run).processes if p.role == role), None)
 
         pid: int = self.until(look, f"{run} has a {role}")
         return pid
@@ -105,10 +110,10 @@ class World:
         figures = ("reward", "loss", "entropy", "grad_norm", "lr", "kl", "logprob_difference")
         steps = self.client.steps(run)
         return {
-            "steps": [(s["step"], *(s["metrics"].get(figure) for figure in figures)) for s in steps],
-            "samples": {s["step"]: self._batch(run, s["step"]) for s in steps},
-            "evals": [(e["step"], e["score"]) for e in self.client.evals(run)],
-            "digest": self.client.adapters(run)[-1]["sha256"],
+            "steps": [(s.step, *(s.metrics.get(figure) for figure in figures)) for s in steps],
+            "samples": {s.step: self._batch(run, s.step) for s in steps},
+            "evals": [(e.step, e.score) for e in self.client.evals(run)],
+            "digest": self.client.adapters(run)[-1].sha256,
         }
 
     def close(self) -> None:
@@ -116,7 +121,7 @@ class World:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _batch(self, run: str, step: int) -> list[tuple[str, str]]:
-        return [(sample["prompt_id"], sample["completion"]) for sample in self.client.samples(run, step=step)]
+        return [(sample.prompt_id, sample.completion) for sample in self.client.samples(run, step=step)]
 
 
 @contextmanager

@@ -7,14 +7,13 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from lorad.client.shapes import Run
 from lorad.errors import NotAllowed
 from lorad.files import read_file
 
-Json = dict[str, Any]
 KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
 LARGEST = 1 << 20  # bytes
 
@@ -31,12 +30,12 @@ class Acknowledged:
         self._path = path or default_path()
         self._ended = self._read()  # by run and end, when it ended
 
-    def has(self, run: Json) -> bool:
+    def has(self, run: Run) -> bool:
         return key(run) in self._ended
 
-    def add(self, runs: Iterable[Json]) -> None:
+    def add(self, runs: Iterable[Run]) -> None:
         """Raises NotAllowed where the file cannot be written: it holds until the end of this session then."""
-        added = {key(run): float(run.get("ended_at") or time.time()) for run in runs}
+        added = {key(run): float(run.ended_at or time.time()) for run in runs}
         self._ended = {**self._read(), **self._ended, **added}
         try:
             self._write({one: at for one, at in self._ended.items() if time.time() - at < KEPT})
@@ -58,6 +57,6 @@ class Acknowledged:
         beside.replace(self._path)
 
 
-def key(run: Json) -> str:
+def key(run: Run) -> str:
     """A run that is resumed and ends again has other alarms."""
-    return f"{run['name']} {run.get('ended_at')}"
+    return f"{run.name} {run.ended_at}"

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
+from msgspec import Struct
+
+from lorad.client.client import Client
+from lorad.client.shapes import Run, Swapped
 from lorad.tui import losses
 
-Json = dict[str, Any]
 Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
 
@@ -41,9 +43,9 @@ class Action:
     verb: str
     on: str
     says: str
-    request: Callable[[Client, str, Values], Json]
+    request: Callable[[Client, str, Values], Struct]
     line: Callable[[str, Values], str]
-    told: Callable[[str, Json], str]
+    told: Callable[[str, Any], str]
     fields: tuple[Field, ...] = ()
     lost: Callable[[Client, str, Values], str] | None = None
     many: bool = False
@@ -105,8 +107,8 @@ def number(value: str | None) -> int | None:
     return int(value) if value and value.strip() else None
 
 
-def is_now(target: str, row: Json) -> str:
-    return f"{target} is {row.get('state', 'done')}."
+def is_now(target: str, row: Run) -> str:
+    return f"{target} is {row.state}."
 
 
 OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
@@ -125,31 +127,31 @@ VERSION = (Field("version", "version", says="run@12, or another alias", check=ne
 DIRECTORY = (Field("directory", "directory", says="a new one, for PEFT files", check=needed),)
 
 
-def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Json], **more: Any) -> Action:
+def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struct], **more: Any) -> Action:
     """Nothing is typed for it."""
     more.setdefault("line", lambda target, values: command(verb, target))
     more.setdefault("told", is_now)
     return Action(verb, on, says, lambda client, target, values: request(client, target), **more)
 
 
-def _resume(client: Client, run: str, values: Values) -> Json:
+def _resume(client: Client, run: str, values: Values) -> Struct:
     start, steps = number(values.get("from")), number(values.get("steps"))
     return client.resume(run, step=start, steps=steps, overrides=overrides(values.get("overrides", "")))
 
 
-def _fork(client: Client, version: str, values: Values) -> Json:
+def _fork(client: Client, version: str, values: Values) -> Struct:
     wanted = overrides(values.get("overrides", ""))
     steps, name = number(values.get("steps")), values.get("name", "").strip() or None
     return client.fork(version, overrides=wanted, name=name, steps=steps, fresh=False)
 
 
-def _export(client: Client, version: str, values: Values) -> Json:
+def _export(client: Client, version: str, values: Values) -> Struct:
     return client.export(version, str(Path(values["directory"].strip()).expanduser().absolute()))
 
 
-def serves(_target: str, row: Json) -> str:
-    before = f", before {row['previous']}" if row.get("previous") else ""
-    return f"{row['alias']} serves {row['run']}@{row['version']}{before} ({row['attestation']['verdict']})."
+def serves(_target: str, row: Swapped) -> str:
+    before = f", before {row.previous}" if row.previous else ""
+    return f"{row.alias} serves {row.run}@{row.version}{before} ({row.attestation.verdict})."
 
 
 LIVE = frozenset(["queued", "starting", "running", "stopping"])
@@ -231,7 +233,7 @@ VERSIONS = (
         "Start a new run from it",
         _fork,
         lambda version, values: command("fork", version, "--detach", fields=FORK, values=values),
-        lambda version, row: f"{row['name']} is {row['state']}.",
+        lambda version, row: f"{row.name} is {row.state}.",
         fields=FORK,
         of_others=True,
     ),
@@ -241,7 +243,7 @@ VERSIONS = (
         "Copy it, verified, as a PEFT directory",
         _export,
         lambda version, values: command("export", version, values.get("directory", "").strip() or "DIR"),
-        lambda version, row: f"{version} is in {row['path']}.",
+        lambda version, row: f"{version} is in {row.path}.",
         fields=DIRECTORY,
         of_others=True,
     ),

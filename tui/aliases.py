@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Move, ServedAlias
 from lorad.errors import LoradError
+from lorad.protocol.traffic import Figures
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes
 from lorad.tui.widgets.columns import Column
 
-Json = dict[str, Any]
 NAMED = 24  # cells of a version's name
 AT_ONCE = 8  # rewards that are asked for in one reading
 MOST_REWARDS = 4096
@@ -39,15 +40,15 @@ COLUMNS = (
 class Data(NamedTuple):
     """moves: of `alias`, newest first. rewards: by version. kept: whether its run's base is kept warm."""
 
-    aliases: list[Json]
+    aliases: list[ServedAlias]
     pools: dict[str, str]  # version -> a pool that has it loaded
     rewards: dict[str, float | None]
     alias: str | None
-    moves: list[Json]
+    moves: list[Move]
     kept: bool
 
-    def of(self, alias: str | None) -> Json | None:
-        return next((row for row in self.aliases if row["alias"] == alias), None)
+    def of(self, alias: str | None) -> ServedAlias | None:
+        return next((row for row in self.aliases if row.alias == alias), None)
 
 
 class Reader:
@@ -62,27 +63,28 @@ class Reader:
         if not (changes.everything or changes.tick or told & {"alias", "serving"}):
             return None
         aliases, alias = client.aliases(), self.alias
-        loaded = {version: pool["pool"] for pool in client.pools() for version in pool["loaded"]}
+        loaded = {version: pool.pool for pool in client.pools() for version in pool.loaded}
         self._ask_rewards(client, aliases)
-        row = next((row for row in aliases if row["alias"] == alias), None)
-        moves = [] if row is None else client.alias_moves(row["alias"])
-        kept = row is not None and bool(shown(client, row["run"]).get("serving"))
+        row = next((row for row in aliases if row.alias == alias), None)
+        moves = [] if row is None else client.alias_moves(row.alias)
+        kept = row is not None and is_kept(client, row.run)
         return Data(aliases, loaded, dict(self._rewards), alias, moves, kept)
 
-    def _ask_rewards(self, client: Client, aliases: Iterable[Json]) -> None:
+    def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
         """Of steps that made what is served: of a few, the others with the next readings."""
-        missing = [row for row in aliases if version_of(row) not in self._rewards and row.get("step")]
+        missing = [row for row in aliases if version_of(row) not in self._rewards and row.step]
         if len(self._rewards) + AT_ONCE > MOST_REWARDS:
             self._rewards.clear()
         for row in missing[:AT_ONCE]:
-            self._rewards[version_of(row)] = reward_of(client, row["run"], row["step"])
+            self._rewards[version_of(row)] = reward_of(client, row.run, row.step or 0)
 
 
-def shown(client: Client, run: str) -> Json:
+def is_kept(client: Client, run: str) -> bool:
+    """Whether the run's base is kept warm."""
     try:
-        return client.show(run)
+        return client.show(run).serving
     except LoradError:  # it was removed meanwhile
-        return {}
+        return False
 
 
 def reward_of(client: Client, run: str, step: int) -> float | None:
@@ -90,41 +92,40 @@ def reward_of(client: Client, run: str, step: int) -> float | None:
         found = client.steps(run, after=step - 1, limit=1)
     except LoradError:
         return None
-    value = found[0]["metrics"].get("reward") if found and found[0]["step"] == step else None
-    return value if isinstance(value, int | float) else None
+    return found[0].metrics.get("reward") if found and found[0].step == step else None
 
 
-def version_of(row: Json) -> str:
-    return f"{row['run']}@{row['version']}"
+def version_of(row: ServedAlias | Move) -> str:
+    return f"{row.run}@{row.version}"
 
 
-def values(row: Json, data: Data) -> dict[str, Any]:
+def values(row: ServedAlias, data: Data) -> dict[str, Any]:
     """By column; None where it is not known."""
-    traffic, version = row.get("traffic") or {}, version_of(row)
+    traffic, version = row.traffic, version_of(row)
     return {
-        "alias": row["alias"],
+        "alias": row.alias,
         "serves": version,
-        "step": row.get("step"),
+        "step": row.step,
         "reward": data.rewards.get(version),
-        "owner": row.get("owner"),
-        "attested": row["attested"],
+        "owner": row.owner,
+        "attested": row.attested,
         "loaded": version in data.pools,
         "pool": data.pools.get(version),
-        "req/s": traffic.get("requests_per_second"),
-        "open": traffic.get("in_flight"),
-        "tok/s": traffic.get("tokens_per_second"),
-        "ttft": traffic.get("ttft_p50"),
-        "p50": traffic.get("p50"),
-        "p95": traffic.get("p95"),
-        "since": row["updated_at"],
+        "req/s": traffic and traffic.requests_per_second,
+        "open": traffic and traffic.in_flight,
+        "tok/s": traffic and traffic.tokens_per_second,
+        "ttft": traffic and traffic.ttft_p50,
+        "p50": traffic and traffic.p50,
+        "p95": traffic and traffic.p95,
+        "since": row.updated_at,
     }
 
 
-def cells(row: Json, data: Data) -> dict[str, Text]:
+def cells(row: ServedAlias, data: Data) -> dict[str, Text]:
     found = values(row, data)
     busy = bool(found["open"])
     texts = {
-        "alias": Text(one_line(row["alias"]), style="bold"),
+        "alias": Text(one_line(row.alias), style="bold"),
         "serves": short(row),
         "step": Text("" if found["step"] is None else str(found["step"])),
         "reward": Text(number(found["reward"])),
@@ -139,10 +140,10 @@ def cells(row: Json, data: Data) -> dict[str, Text]:
     return {column.key: texts.get(column.key) or Text(one_line(str(found[column.key] or ""))) for column in COLUMNS}
 
 
-def short(row: Json) -> Text:
+def short(row: ServedAlias) -> Text:
     """A version with its number, however long its run's name is."""
-    number = f"@{row['version']}"
-    run = Text(one_line(row["run"]))
+    number = f"@{row.version}"
+    run = Text(one_line(row.run))
     run.truncate(max(NAMED - len(number), 4), overflow="ellipsis")
     return run.append(number)
 
@@ -166,43 +167,38 @@ def attested(verdict: Any) -> Text:
 
 
 def title(data: Data) -> Text:
-    known = [row["traffic"] for row in data.aliases if row.get("traffic")]
+    known = [row.traffic for row in data.aliases if row.traffic]
     count = f"Serving  {len(data.aliases)} alias{'es' * (len(data.aliases) != 1)}"
     if not known:
         return Text(count + (" · no gateway is up" if data.aliases else ""))
-    total = {key: sum(one[key] for one in known) for key in ("requests_per_second", "in_flight", "tokens_per_second")}
-    rates = (
-        f"{total['requests_per_second']:.2f} req/s · {total['in_flight']} open · {total['tokens_per_second']:.0f} tok/s"
-    )
-    return Text(f"{count} · {rates}")
+    requests, open_ = sum(one.requests_per_second for one in known), sum(one.in_flight for one in known)
+    tokens = sum(one.tokens_per_second for one in known)
+    return Text(f"{count} · {requests:.2f} req/s · {open_} open · {tokens:.0f} tok/s")
 
 
-def details(row: Json, data: Data) -> Text:
+def details(row: ServedAlias, data: Data) -> Text:
     """A line of who, and one of traffic."""
-    parts = [f"{row['alias']} → {version_of(row)}", f"attested: {row['attested'] or 'not yet'}"]
-    parts += [f"by {row.get('by')} {age(row['updated_at'])} ago", f"sha256 {str(row.get('sha256'))[:12]}"]
+    parts = [f"{row.alias} → {version_of(row)}", f"attested: {row.attested or 'not yet'}"]
+    parts += [f"by {row.by} {age(row.updated_at)} ago", f"sha256 {row.sha256[:12]}"]
     parts += ["base kept warm"] * data.kept
-    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(traffic_told(row.get("traffic"))), "dim"))
+    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(traffic_told(row.traffic)), "dim"))
 
 
-def traffic_told(traffic: Mapping[str, Any] | None) -> str:
+def traffic_told(traffic: Figures | None) -> str:
     if traffic is None:
         return "No gateway is up, so nothing is counted."
-    counts = f"{traffic['requests']} requests, {traffic['failed']} failed, {traffic['tokens']} tokens"
-    return f"{counts} · p50/p95: first token {pair(traffic, 'ttft_')}, answer {pair(traffic, '')}"
+    counts = f"{traffic.requests} requests, {traffic.failed} failed, {traffic.tokens} tokens"
+    first = f"{milliseconds(traffic.ttft_p50)}/{milliseconds(traffic.ttft_p95)}"
+    return f"{counts} · p50/p95: first token {first}, answer {milliseconds(traffic.p50)}/{milliseconds(traffic.p95)}"
 
 
-def pair(traffic: Mapping[str, Any], of: str) -> str:
-    return f"{milliseconds(traffic[f'{of}p50'])}/{milliseconds(traffic[f'{of}p95'])}"
-
-
-def moves_text(moves: Iterable[Json]) -> Text:
+def moves_text(moves: Iterable[Move]) -> Text:
     """Newest first."""
     lines = [
         Text.assemble(
-            (f"{age(move['at']):>7} ago  ", "dim"),
-            "(removed)" if move["version"] is None else one_line(version_of(move)),
-            (f"  by {one_line(str(move['by']))}", "dim"),
+            (f"{age(move.at):>7} ago  ", "dim"),
+            "(removed)" if move.version is None else one_line(version_of(move)),
+            (f"  by {one_line(move.by)}", "dim"),
         )
         for move in moves
     ]

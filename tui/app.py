@@ -12,7 +12,7 @@ from textual.markup import escape
 from textual.reactive import reactive
 from textual.screen import Screen
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config
 from lorad.errors import SpecError
 from lorad.text import one_line

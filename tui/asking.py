@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import shlex
 import threading
 import time
@@ -10,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Generated
 from lorad.errors import LoradError, SpecError
 
-Json = dict[str, Any]
-BROKEN = (OSError, ValueError, http.client.HTTPException)  # a connection that ended in the middle of an answer
 MOST = 8  # answers that are waited for, dropped ones among them
 
 
@@ -82,13 +80,11 @@ def ask(client: Client, question: Question, told: Callable[[Answer], object]) ->
             told(answer_of(client.generate(question.target, question.prompt, question.sampling._asdict()), began))
         except LoradError as error:
             told(Answer(wrong=f"{error.message} {error.hint}".strip(), seconds=time.monotonic() - began))
-        except BROKEN as error:
-            told(Answer(wrong=f"The daemon went away: {error}", seconds=time.monotonic() - began))
 
     threading.Thread(target=work, name="chat", daemon=True).start()
 
 
-def answer_of(found: Json, began: float) -> Answer:
-    (completion, *_) = found["completions"]
-    seconds, finish = time.monotonic() - began, str(completion["finish"] or "")
-    return Answer(str(found["version"]), str(completion["text"]), len(completion["tokens"]), finish, seconds)
+def answer_of(found: Generated, began: float) -> Answer:
+    (completion, *_) = found.completions
+    seconds, finish = time.monotonic() - began, completion.finish or ""
+    return Answer(str(found.version), completion.text, len(completion.tokens), finish, seconds)

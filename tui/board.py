@@ -10,16 +10,18 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lorad.alarms import MEASURED, Alarm, AlarmLimits, alarms, order
-from lorad.client import Client
+from lorad.alarms import MEASURED, Alarm, alarms, order
+from lorad.client.box_shapes import Device, Pool, Status
+from lorad.client.client import Client
+from lorad.client.shapes import Event, Run
+from lorad.config import AlarmLimits
 from lorad.tui.acknowledged import Acknowledged
 
 if TYPE_CHECKING:
     from lorad.tui.feed import Changes
 
-Json = dict[str, Any]
 NAMES = 100  # that one request takes; when more runs changed, all are listed
 DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
 LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
@@ -36,10 +38,10 @@ class Snapshot:
     """At one moment. runs: newest first, those that ended last. events: those that are not routine, newest first.
     alarms: worst first."""
 
-    runs: tuple[Json, ...] = ()
-    pools: tuple[Json, ...] = ()
-    devices: tuple[Json, ...] = ()
-    events: tuple[Json, ...] = ()
+    runs: tuple[Run, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    devices: tuple[Device, ...] = ()
+    events: tuple[Event, ...] = ()
     alarms: tuple[Alarm, ...] = ()
 
     @cached_property
@@ -50,7 +52,7 @@ class Snapshot:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """Runs by state."""
-        return Counter(str(run["state"]) for run in self.runs)
+        return Counter(run.state for run in self.runs)
 
 
 class Board:
@@ -61,11 +63,11 @@ class Board:
         self.all = all
         self.acknowledged = acknowledged or Acknowledged()
         self._limits = limits
-        self._runs: dict[str, Json] = {}
-        self._events: deque[Json] = deque(maxlen=EVENTS)
-        self._pools: list[Json] = []
-        self._devices: list[Json] = []
-        self._status: Json = {}
+        self._runs: dict[str, Run] = {}
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._pools: list[Pool] = []
+        self._devices: list[Device] = []
+        self._status: Status | None = None
         self._raised: dict[tuple[str, str], tuple[float, Alarm]] = {}
         self._listed, self._told, self._minute = 0.0, Snapshot(), 0
 
@@ -89,25 +91,23 @@ class Board:
         """What to ask for: runs that something happened to, and with a tick those of which it may have."""
         names = list(changes.kinds)
         if changes.tick:
-            passing = [
-                name for name, run in self._runs.items() if run["state"] in PASSING and name not in changes.kinds
-            ]
+            passing = [name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds]
             names += passing[: max(NAMES - len(names), 0)]
         return names
 
     def _list(self, client: Client) -> None:
         runs = client.list(all=self.all)
-        self._runs = {run["name"]: self._same(run) for run in sorted(runs, key=has_ended)}
+        self._runs = {run.name: self._same(run) for run in sorted(runs, key=has_ended)}
         self._listed = time.monotonic()
 
-    def _same(self, run: Json) -> Json:
+    def _same(self, run: Run) -> Run:
         """What was known before if nothing of it changed: who shows it needs only look whether it is the same."""
-        before = self._runs.get(run["name"])
+        before = self._runs.get(run.name)
         return before if before == run else run
 
-    def _merge(self, names: Iterable[str], found: Iterable[Json]) -> None:
+    def _merge(self, names: Iterable[str], found: Iterable[Run]) -> None:
         """Of `names`, those that are not found are gone."""
-        fresh = {run["name"]: self._same(run) for run in found if self._is_listed(run)}
+        fresh = {run.name: self._same(run) for run in found if self._is_listed(run)}
         moved = [run for name, run in fresh.items() if self._place(name) != place(run)]
         for name in set(names) - set(fresh):
             self._runs.pop(name, None)
@@ -118,13 +118,13 @@ class Board:
     def _place(self, name: str) -> tuple[bool, float] | None:
         return place(self._runs[name]) if name in self._runs else None
 
-    def _is_listed(self, run: Json) -> bool:
-        return self.all or run["state"] != "ended" or (run.get("ended_at") or time.time()) > time.time() - DAY
+    def _is_listed(self, run: Run) -> bool:
+        return self.all or run.state != "ended" or (run.ended_at or time.time()) > time.time() - DAY
 
     # -- the rest ----------------------------------------------------------------------------------------------------
-    def _add(self, events: Iterable[Json]) -> None:
-        last = self._events[-1]["id"] if self._events else 0
-        self._events.extend(event for event in events if event["id"] > last and is_news(event))
+    def _add(self, events: Iterable[Event]) -> None:
+        last = self._events[-1].id if self._events else 0
+        self._events.extend(event for event in events if event.id > last and is_news(event))
 
     def _news(self, everything: bool) -> Snapshot | None:
         runs = (run for run in self._runs.values() if not (has_ended(run) and self.acknowledged.has(run)))
@@ -149,25 +149,25 @@ class Board:
         self._raised = {
             key: (at, alarm)
             for key, (at, alarm) in self._raised.items()
-            if now - at < HELD and self._runs.get(alarm.subject, {}).get("state") == "running"
+            if now - at < HELD and (run := self._runs.get(alarm.subject)) and run.state == "running"
         }
         held = [alarm for key, (_, alarm) in self._raised.items() if key not in there]
         return sorted(found + held, key=order) if held else found
 
 
-def has_ended(run: Json) -> bool:
-    return bool(run["state"] == "ended")
+def has_ended(run: Run) -> bool:
+    return run.state == "ended"
 
 
-def place(run: Json) -> tuple[bool, float]:
+def place(run: Run) -> tuple[bool, float]:
     """What runs are ordered by."""
-    return has_ended(run), -float(run["created_at"])
+    return has_ended(run), -run.created_at
 
 
-def is_news(event: Json) -> bool:
-    return event["kind"] not in ROUTINE
+def is_news(event: Event) -> bool:
+    return event.kind not in ROUTINE
 
 
-def rate(run: Json) -> float | None:
+def rate(run: Run) -> float | None:
     """Tokens per second; None unless it runs."""
-    return (run.get("rates") or {}).get("tokens_per_second") if run["state"] == "running" else None
+    return run.rates.tokens_per_second if run.state == "running" else None

@@ -11,11 +11,12 @@ from typing import Any
 from rich.text import Text
 
 from lorad.alarms import Alarm
+from lorad.client.box_shapes import Device, Pool
+from lorad.client.shapes import Event
 from lorad.text import coarse_age, one_line, size
 from lorad.tui.happenings import told
 from lorad.tui.rows import LEVELS
 
-Json = dict[str, Any]
 GIB = 2.0**30
 
 
@@ -24,17 +25,17 @@ def base(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2] or model
 
 
-def phase(pool: Json) -> str:
+def phase(pool: Pool) -> str:
     """What its runs do, in words."""
-    counts = Counter(str(run["phase"]) for run in pool.get("runs") or () if run["phase"] != "idle")
+    counts = Counter(run.phase for run in pool.runs if run.phase != "idle")
     return ", ".join(f"{count} {verb}" if count > 1 else verb for verb, count in counts.items()) or "idle"
 
 
-def slots(pool: Json) -> str:
+def slots(pool: Pool) -> str:
     """Versions that are loaded of those that fit."""
-    capacity, engine = pool.get("capacity") or {}, pool.get("engine") or {}
-    used, all_ = capacity.get("versions", engine.get("slots_used")), capacity.get("max_versions", engine.get("slots"))
-    return "" if used is None or not all_ else f"{used}/{all_}"
+    capacity, engine = pool.capacity, pool.engine
+    used, all_ = (capacity.versions, capacity.max_versions) if capacity else (engine.slots_used, engine.slots)
+    return f"{used}/{all_}" if all_ and isinstance(used, int) else ""
 
 
 def speed(tokens: Any) -> str:
@@ -43,59 +44,59 @@ def speed(tokens: Any) -> str:
     return f"{tokens:,.0f}" if known else ""
 
 
-def memory(device: Json) -> float:
+def memory(device: Device) -> float:
     """The part that is in use."""
-    return float(device.get("memory_used") or 0) / device["memory_total"] if device.get("memory_total") else 0.0
+    return device.memory_used / device.memory_total if device.memory_total else 0.0
 
 
-def busy(device: Json) -> str:
-    return "" if device.get("utilization") is None else f"{device['utilization']:.0%}"
+def busy(device: Device) -> str:
+    return "" if device.utilization is None else f"{device.utilization:.0%}"
 
 
-def holder(device: Json) -> str:
+def holder(device: Device) -> str:
     """Who leases it, and since when."""
-    lease = device.get("lease")
+    lease = device.lease
     if not lease:
-        return str(device.get("pool") or "")
-    since = coarse_age(lease.get("since"))
-    return f"{lease.get('pool') or lease.get('why') or 'held'} ({lease.get('user')}{since and f', {since}'})"
+        return device.pool or ""
+    since = coarse_age(lease.since)
+    return f"{lease.pool or lease.why or 'held'} ({lease.user}{since and f', {since}'})"
 
 
-def used(device: Json) -> str:
+def used(device: Device) -> str:
     """71/80 GiB, of memory."""
-    some, all_ = (float(device.get(key) or 0) / GIB for key in ("memory_used", "memory_total"))
+    some, all_ = device.memory_used / GIB, device.memory_total / GIB
     digits = 0 if all_ >= 10 else 1
     return f"{some:.{digits}f}/{all_:.{digits}f} GiB"
 
 
-def others(device: Json) -> str:
+def others(device: Device) -> str:
     """Processes that are not of lorad."""
-    found = [one for one in device.get("processes") or () if not one["ours"]]
-    return ", ".join(f"{one['user']} {size(one['memory'])} ({one['name']} {one['pid']})" for one in found)
+    found = [one for one in device.processes if not one.ours]
+    return ", ".join(f"{one.user} {size(one.memory)} ({one.name} {one.pid})" for one in found)
 
 
-def pools_lines(pools: Sequence[Json], lines: int) -> Text:
+def pools_lines(pools: Sequence[Pool], lines: int) -> Text:
     """A line each where there are so many, else all in one."""
     return listed("pools", [pool_words(pool, is_short=len(pools) > lines) for pool in pools], lines)
 
 
-def pool_words(pool: Json, *, is_short: bool) -> str:
-    runs = counted(len(pool["tenants"]), "run")
-    pace = f"{speed(pool['engine_tokens_per_second'])}/{speed(pool['trainer_tokens_per_second'])} tok/s"
+def pool_words(pool: Pool, *, is_short: bool) -> str:
+    runs = counted(len(pool.tenants), "run")
+    pace = f"{speed(pool.engine_tokens_per_second)}/{speed(pool.trainer_tokens_per_second)} tok/s"
     if is_short:
-        return f"{pool['pool']} {runs}, {pace}"
+        return f"{pool.pool} {runs}, {pace}"
     loaded = f", {slots(pool)} slots" if slots(pool) else ""
-    return f"{pool['pool']}  {base(str(pool['model']))}, {runs}{loaded}, {pace}, {phase(pool)}"
+    return f"{pool.pool}  {base(pool.model)}, {runs}{loaded}, {pace}, {phase(pool)}"
 
 
-def devices_lines(devices: Sequence[Json], lines: int) -> Text:
+def devices_lines(devices: Sequence[Device], lines: int) -> Text:
     return listed("devices", [device_words(device, is_short=len(devices) > lines) for device in devices], lines)
 
 
-def device_words(device: Json, *, is_short: bool) -> str:
+def device_words(device: Device, *, is_short: bool) -> str:
     parts = [used(device), busy(device) and f"{busy(device)} busy"]
     parts += [] if is_short else [holder(device) or "free", others(device)]
-    return f"{device['device']} {', '.join(part for part in parts if part)}"
+    return f"{device.device} {', '.join(part for part in parts if part)}"
 
 
 def listed(heading: str, parts: Sequence[str], lines: int) -> Text:
@@ -106,18 +107,18 @@ def listed(heading: str, parts: Sequence[str], lines: int) -> Text:
     return Text("\n").join(found)
 
 
-def events_lines(events: Sequence[Json], lines: int) -> Text:
+def events_lines(events: Sequence[Event], lines: int) -> Text:
     """Newest first."""
     return Text("\n").join(event_line(event) for event in events[:lines])
 
 
-def event_line(event: Json) -> Text:
-    return Text.assemble((f"{clock(event)} ", "dim"), (one_line(str(event["run"] or "")), "bold"), " ", told(event))
+def event_line(event: Event) -> Text:
+    return Text.assemble((f"{clock(event)} ", "dim"), (one_line(event.run or ""), "bold"), " ", told(event))
 
 
-def clock(event: Json) -> str:
+def clock(event: Event) -> str:
     """When, today by the minute, before that by the day."""
-    then, now = time.localtime(event["at"]), time.localtime(time.time())
+    then, now = time.localtime(event.at), time.localtime(time.time())
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%b %d  ", then)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-Json = dict[str, Any]
+from lorad.client.shapes import Step
+
 KEPT = 8192  # at most as many points of a metric
 FINE = 2048  # and as many of a window
 FACTS = ("version", "attempt", "at")  # of a step besides its metrics
@@ -99,12 +100,12 @@ class Track:
         self.evals = Series()
         self.detail: Detail | None = None
 
-    def add(self, steps: Iterable[Json]) -> None:
+    def add(self, steps: Iterable[Step]) -> None:
         """Steps after those that are there, as the client gives them."""
         for step in steps:
-            number = int(step["step"])
+            number = step.step
             self.steps.append(number)
-            for key, value in (*step["metrics"].items(), *((fact, step.get(fact)) for fact in FACTS)):
+            for key, value in (*step.metrics.items(), *((fact, getattr(step, fact)) for fact in FACTS)):
                 series = self.series.get(key)
                 if series is None:
                     series = self.series[key] = Series()

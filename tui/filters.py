@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lorad.text import why
+from lorad.client.shapes import Run
+from lorad.client.words import why
 
-Json = dict[str, Any]
 FIELDS = ("state", "owner", "base", "pool", "alarm")
 WORD = re.compile(rf'(!?)(?:({"|".join(FIELDS)}):)?(?:"([^"]*)"?|(\S*))')
 HINT = "words, state:running, owner:ann, base:qwen, pool:qwen-1, alarm:kl, !word"
@@ -29,7 +29,7 @@ def words(text: str) -> list[Word]:
     return [word for word in found if word.value]
 
 
-def wanted(run: Json, text: str, alarm: str = "") -> bool:
+def wanted(run: Run, text: str, alarm: str = "") -> bool:
     """See `has` and `fields`."""
     return has(fields(run, alarm), words(text))
 
@@ -39,15 +39,15 @@ def has(sought: Mapping[str, str], wanted: Iterable[Word]) -> bool:
     return all((word.value in sought[word.field]) is not word.is_not for word in wanted)
 
 
-def fields(run: Json, alarm: str = "") -> dict[str, str]:
+def fields(run: Run, alarm: str = "") -> dict[str, str]:
     """Where words are looked for, by field. alarm: the kinds of its alarms, in words."""
-    state = f"{run['state']} {run.get('reason') or ''}"
+    state = f"{run.state} {run.reason or ''}"
     found = {
         "state": f"{state} {state.replace('_', ' ')}",
-        "owner": str(run.get("owner") or ""),
-        "base": str(run.get("base") or ""),
-        "pool": str(run.get("pool") or ""),
+        "owner": run.owner,
+        "base": run.base,
+        "pool": run.pool or "",
         "alarm": alarm,
     }
     plain = {field: text.casefold() for field, text in found.items()}
-    return plain | {"": f"{run['name']} {why(run)}".casefold() + " ".join(("", *plain.values()))}
+    return plain | {"": f"{run.name} {why(run)}".casefold() + " ".join(("", *plain.values()))}

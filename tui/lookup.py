@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
 from lorad.tui.completions import Scale, Side, scale, together
 from lorad.tui.samples import Group, grouped

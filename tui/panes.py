@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from rich.text import Text
 
 from lorad.alarms import Alarm
+from lorad.client.box_shapes import Device, Engine, Pool, Trainer
+from lorad.client.shapes import Event
 from lorad.text import one_line
 from lorad.tui.brief import base, busy, clock, counted, holder, memory, others, phase, slots, speed, used
 from lorad.tui.happenings import told
 from lorad.tui.rows import LEVELS, bar, cell
 from lorad.tui.widgets.columns import Column, Columns
 from lorad.tui.widgets.table import Cells, Rows
-
-Json = dict[str, Any]
 
 
 class Pane(Rows):
@@ -59,10 +59,8 @@ class Pools(Pane):
         Column("trainer", 7, 12, 6),
     )
 
-    def fill(self, pools: Sequence[Json]) -> None:
-        self.show(
-            {pool["pool"]: pool_cells(pool) for pool in pools}, {pool["pool"]: pool_values(pool) for pool in pools}
-        )
+    def fill(self, pools: Sequence[Pool]) -> None:
+        self.show({pool.pool: pool_cells(pool) for pool in pools}, {pool.pool: pool_values(pool) for pool in pools})
 
     def pool(self, key: str) -> str | None:
         return key
@@ -80,10 +78,10 @@ class Devices(Pane):
 
     _pools: Mapping[str, str | None] = {}
 
-    def fill(self, devices: Sequence[Json]) -> None:
-        rows = {str(device["device"]): device_cells(device) for device in devices}
-        self._pools = {str(one["device"]): one.get("pool") or (one.get("lease") or {}).get("pool") for one in devices}
-        self.show(rows, {str(device["device"]): device_values(device) for device in devices})
+    def fill(self, devices: Sequence[Device]) -> None:
+        rows = {device.device: device_cells(device) for device in devices}
+        self._pools = {one.device: one.pool or (one.lease.pool if one.lease else None) for one in devices}
+        self.show(rows, {device.device: device_values(device) for device in devices})
 
     def pool(self, key: str) -> str | None:
         return self._pools.get(key)
@@ -94,11 +92,9 @@ class Ticker(Pane):
     COLUMNS = (Column("at", 9, 9, 1), Column("run", 6, 28, 0, shrinks=12), Column("what", 10, 200, 0, rest=True))
     _runs: Mapping[str, Any] = {}
 
-    def fill(self, events: Sequence[Json]) -> None:
-        self._runs = {str(event["id"]): event["run"] for event in events}
-        self.show_from_top(
-            {str(event["id"]): self._given.get(str(event["id"])) or event_cells(event) for event in events}
-        )
+    def fill(self, events: Sequence[Event]) -> None:
+        self._runs = {str(event.id): event.run for event in events}
+        self.show_from_top({str(event.id): self._given.get(str(event.id)) or event_cells(event) for event in events})
 
     def run(self, key: str) -> str | None:
         return self._runs.get(key)
@@ -125,39 +121,39 @@ class Alarms(Pane):
         return self._runs.get(key)
 
 
-def pool_cells(pool: Json) -> Cells:
-    state = str(pool["state"])
+def pool_cells(pool: Pool) -> Cells:
+    state = pool.state
     return made(
         {
-            "pool": str(pool["pool"]),
-            "base": base(str(pool["model"])),
-            "runs": str(len(pool["tenants"])),
+            "pool": pool.pool,
+            "base": base(pool.model),
+            "runs": str(len(pool.tenants)),
             "slots": slots(pool),
-            "sampled": speed(pool["engine_tokens_per_second"]),
-            "trained": speed(pool["trainer_tokens_per_second"]),
-            "phase": phase(pool) if state == "ready" or pool.get("runs") else state,
-            "engine": part(pool.get("engine")),
-            "trainer": part(pool.get("trainer")),
+            "sampled": speed(pool.engine_tokens_per_second),
+            "trained": speed(pool.trainer_tokens_per_second),
+            "phase": phase(pool) if state == "ready" or pool.runs else state,
+            "engine": part(pool.engine),
+            "trainer": part(pool.trainer),
         }
     )
 
 
-def part(about: Json | None) -> str:
+def part(about: Engine | Trainer) -> str:
     """An engine or trainer: its name, and what is wrong with it."""
-    about = about or {}
-    gone = " GONE" if about.get("alive") is False else " asleep" if about.get("asleep") else ""
-    return f"{about.get('name', '')}{gone}"
+    asleep = isinstance(about, Engine) and about.asleep
+    gone = " GONE" if about.alive is False else " asleep" if asleep else ""
+    return f"{about.name}{gone}"
 
 
-def pool_values(pool: Json) -> dict[str, Any]:
-    figures = {"sampled": pool["engine_tokens_per_second"], "trained": pool["trainer_tokens_per_second"]}
-    return {"pool": pool["pool"], "base": base(str(pool["model"])), "runs": len(pool["tenants"]), **figures}
+def pool_values(pool: Pool) -> dict[str, Any]:
+    figures = {"sampled": pool.engine_tokens_per_second, "trained": pool.trainer_tokens_per_second}
+    return {"pool": pool.pool, "base": base(pool.model), "runs": len(pool.tenants), **figures}
 
 
-def device_cells(device: Json) -> Cells:
+def device_cells(device: Device) -> Cells:
     return made(
         {
-            "device": str(device["device"]),
+            "device": device.device,
             "memory": f"{bar(memory(device), 6)} {used(device)}",
             "busy": busy(device),
             "lease": holder(device),
@@ -166,12 +162,12 @@ def device_cells(device: Json) -> Cells:
     )
 
 
-def device_values(device: Json) -> dict[str, Any]:
-    return {"device": str(device["device"]), "memory": memory(device), "busy": device.get("utilization")}
+def device_values(device: Device) -> dict[str, Any]:
+    return {"device": device.device, "memory": memory(device), "busy": device.utilization}
 
 
-def event_cells(event: Json) -> Cells:
-    return made({"at": clock(event), "run": str(event["run"] or ""), "what": told(event)})
+def event_cells(event: Event) -> Cells:
+    return made({"at": clock(event), "run": event.run or "", "what": told(event)})
 
 
 def alarm_cells(alarm: Alarm) -> Cells:

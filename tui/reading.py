@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Evaluation, Run
 from lorad.tui.curves import FINE, KEPT, Detail, Series, Track, stride
 from lorad.tui.feed import Changes
 
-Json = dict[str, Any]
 PAGE = 2000  # steps in one answer
 
 
@@ -72,7 +72,7 @@ class StepReader:
         self._places: dict[str, Place] = {}
 
     def read(
-        self, client: Client, changes: Changes, run: Json, others: Sequence[str], window: tuple[int, int] | None
+        self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
     ) -> list[Part]:
         """Of `run`, as `show` has it, and other runs by name; window: the steps that are looked at, None: all.
 
@@ -85,14 +85,14 @@ class StepReader:
             raise
 
     def _parts(
-        self, client: Client, changes: Changes, run: Json, others: Sequence[str], window: tuple[int, int] | None
+        self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
     ) -> list[Part]:
-        rows = {run["name"]: run}
-        for name in set(self._places) - {run["name"], *others}:
+        rows = {run.name: run}
+        for name in set(self._places) - {run.name, *others}:
             del self._places[name]
         asked = [name for name in others if self._is_due(name, changes)]
         if asked:
-            rows |= {row["name"]: row for row in client.named(asked)}
+            rows |= {row.name: row for row in client.named(asked)}
         gone = [Part(name, gone=f"There is no run {name}.") for name in asked if name not in rows]
         return [self._part(client, changes, row, window) for row in rows.values()] + gone
 
@@ -100,13 +100,13 @@ class StepReader:
         place = self._places.get(name)
         return place is None or place.more or changes.touch(name)
 
-    def _part(self, client: Client, changes: Changes, row: Json, window: tuple[int, int] | None) -> Part:
+    def _part(self, client: Client, changes: Changes, row: Run, window: tuple[int, int] | None) -> Part:
         """A resume rewinds: then everything is read anew."""
-        name, life = row["name"], (row.get("created_at"), row.get("attempt"))
+        name, life = row.name, (row.created_at, row.attempt)
         place = self._places.get(name)
         reset = place is None or place.life != life
         if place is None or reset:
-            place = self._places[name] = Place(life, stride(int(row.get("step") or 0), KEPT))
+            place = self._places[name] = Place(life, stride(row.step, KEPT))
         part = Part(name, reset, place.every)
         if reset or place.more or changes.touch(name):
             self._steps(client, place, part)
@@ -118,12 +118,12 @@ class StepReader:
 
     def _steps(self, client: Client, place: Place, part: Part) -> None:
         steps = client.steps(part.run, after=place.step, limit=PAGE, every=place.every)[:PAGE]
-        steps = [step for step in steps if step["step"] > place.step]
+        steps = [step for step in steps if step.step > place.step]
         part.more = place.more = len(steps) == PAGE
         if steps:
             part.steps = Track(place.every)
             part.steps.add(steps)
-            place.step = steps[-1]["step"]
+            place.step = steps[-1].step
         place.every = part.every = max(place.every, stride(place.step, KEPT))
 
     def _window(self, client: Client, place: Place, part: Part, first: int, last: int) -> None:
@@ -146,12 +146,12 @@ class StepReader:
     def _some(self, client: Client, run: str, after: int, last: int, every: int) -> Track | None:
         steps = client.steps(run, after=after, limit=2 * FINE, every=every)
         track = Track(every)
-        track.add(step for step in steps if step["step"] <= last)
+        track.add(step for step in steps if step.step <= last)
         return track if track.steps else None
 
 
-def scores(evals: list[Json]) -> Series:
+def scores(evals: list[Evaluation]) -> Series:
     series = Series()
     for one in evals:
-        series.add(int(one["step"]), one["score"])
+        series.add(one.step, one.score)
     return series

@@ -8,12 +8,13 @@ from typing import Any, Generic, TypeVar
 from rich.text import Text
 
 from lorad.alarms import Alarm
-from lorad.text import coarse_age, number, one_line, why
+from lorad.client.shapes import Run
+from lorad.client.words import why
+from lorad.text import coarse_age, number, one_line
 from lorad.tui.board import rate
 from lorad.tui.widgets.columns import Column
 from lorad.tui.widgets.sparkline import sparkline
 
-Json = dict[str, Any]
 Cells = dict[str, Text]
 T = TypeVar("T")
 # How a state looks besides its colour.
@@ -53,7 +54,7 @@ COLUMNS = (
 class Lazy(Mapping[str, T], Generic[T]):
     """Something about runs, made when it is asked for."""
 
-    def __init__(self, runs: Mapping[str, Json], make: Callable[[Json], T]) -> None:
+    def __init__(self, runs: Mapping[str, Run], make: Callable[[Run], T]) -> None:
         self._runs, self._make = runs, make
 
     def __getitem__(self, name: str) -> T:
@@ -73,18 +74,18 @@ class CellMaker:
         self.width = 8
         self.may_act: Callable[[str | None], bool] = lambda owner: True
         self.alarms: Mapping[str, Sequence[Alarm]] = {}  # by run
-        self._made: dict[str, tuple[Json, Any, Cells]] = {}
+        self._made: dict[str, tuple[Run, Any, Cells]] = {}
 
-    def cells(self, run: Json) -> Cells:
-        may_act, level = self.may_act(run.get("owner")), self._level(run["name"])
-        depends = coarse_age(run.get("created_at")), self.width, may_act, level
-        known = self._made.get(run["name"])
+    def cells(self, run: Run) -> Cells:
+        may_act, level = self.may_act(run.owner), self._level(run.name)
+        depends = coarse_age(run.created_at), self.width, may_act, level
+        known = self._made.get(run.name)
         if known is not None and known[0] is run and known[1] == depends:
             return known[2]
         made = cells(run, width=self.width, is_yours=may_act)
-        if level and run["state"] != "ended":
+        if level and run.state != "ended":
             made["state"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
-        self._made[run["name"]] = run, depends, made
+        self._made[run.name] = run, depends, made
         return made
 
     def _level(self, name: str) -> str:
@@ -97,9 +98,9 @@ class CellMaker:
             del self._made[name]
 
 
-def state_text(run: Json) -> Text:
+def state_text(run: Run) -> Text:
     """A sign and a word; an ended run is told by its reason."""
-    word = str(run.get("reason") or run["state"]) if run["state"] == "ended" else str(run["state"])
+    word = run.reason or run.state if run.state == "ended" else run.state
     sign, style = SIGNS.get(word, BAD)
     return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
 
@@ -111,8 +112,8 @@ def bar(part: float, width: int) -> str:
     return ("█" * full + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)).ljust(width, "░")
 
 
-def share(run: Json) -> float:
-    return float(run.get("step") or 0) / run["steps"] if run.get("steps") else 0.0
+def share(run: Run) -> float:
+    return run.step / run.steps if run.steps else 0.0
 
 
 def total(steps: int | None) -> str:
@@ -123,29 +124,29 @@ def total(steps: int | None) -> str:
     return str(steps or "?")
 
 
-def eval_text(run: Json) -> str:
-    first, last = run.get("eval_first"), run.get("eval_last")
+def eval_text(run: Run) -> str:
+    first, last = run.eval_first, run.eval_last
     return "" if first is None else f"{number(first)}→{number(last)}"
 
 
-def owner_text(run: Json, *, is_yours: bool) -> Text:
+def owner_text(run: Run, *, is_yours: bool) -> Text:
     """With a sign where only looking is allowed."""
-    name = one_line(str(run.get("owner") or "")[:LONGEST])
+    name = one_line(run.owner[:LONGEST])
     return cell(name) if is_yours else Text(f"{NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def cells(run: Json, *, width: int = 8, is_yours: bool = True) -> Cells:
+def cells(run: Run, *, width: int = 8, is_yours: bool = True) -> Cells:
     """The text of every column. width: of the line of recent rewards."""
     plain = {
-        "name": str(run["name"])[:LONGEST],
-        "step": f"{run.get('step') or 0}/{total(run.get('steps'))}",
+        "name": run.name[:LONGEST],
+        "step": f"{run.step}/{total(run.steps)}",
         "done": bar(share(run), 6),
-        "reward": number(run.get("reward")),
-        "recent": sparkline(run.get("recent"), width),
+        "reward": number(run.reward),
+        "recent": sparkline(run.recent, width),
         "eval": eval_text(run),
         "tok/s": number(rate(run), 0),
-        "version": "" if run.get("version") is None else f"@{run['version']}",
-        "age": coarse_age(run.get("created_at")),
+        "version": "" if run.version is None else f"@{run.version}",
+        "age": coarse_age(run.created_at),
         "why": why(run)[:400],
     }
     row = {key: cell(one_line(value), STYLES.get(key, "")) for key, value in plain.items()}
@@ -156,14 +157,14 @@ def cell(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def values(run: Json) -> dict[str, Any]:
+def values(run: Run) -> dict[str, Any]:
     """What columns are ordered by."""
     return {
-        "name": run["name"],
-        "state": str(run.get("reason") or run["state"]),
+        "name": run.name,
+        "state": run.reason or run.state,
         "done": share(run),
-        "reward": run.get("reward"),
+        "reward": run.reward,
         "tok/s": rate(run),
-        "owner": run.get("owner"),
-        "age": -float(run.get("created_at") or 0.0),
+        "owner": run.owner,
+        "age": -run.created_at,
     }

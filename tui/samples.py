@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lorad.client import shapes
 from lorad.text import printable
 
-Json = dict[str, Any]
 HITS = 10_000  # of a search that are kept
 PART = 4096  # characters that are looked at together
 ORDERS = ("as drawn", "reward", "advantage", "length")
@@ -66,31 +66,28 @@ class Hit(NamedTuple):
     end: int
 
 
-def grouped(rows: Iterable[Any]) -> list[Group]:
-    """Of what the client gives for a step, in order. What is no sample at all is left out."""
+def grouped(rows: Iterable[shapes.Sample]) -> list[Group]:
+    """Group the samples of a step by prompt, in order."""
     groups = dict[str, Group]()
     for row in rows:
-        if not isinstance(row, dict):
-            continue
-        id = str(row.get("prompt_id"))
+        id = row.prompt_id
         if id not in groups:
-            groups[id] = Group(id, len(groups), inert(row.get("prompt")), inert(row.get("answer")))
-        groups[id].samples.append(_sample(row, len(groups[id].samples)))
+            groups[id] = Group(id, len(groups), inert(row.prompt), inert(row.answer))
+        groups[id].samples.append(_sample(row))
     return list(groups.values())
 
 
-def _sample(row: Json, place: int) -> Sample:
-    tokens, index, version = row.get("tokens"), row.get("index"), row.get("version")
+def _sample(row: shapes.Sample) -> Sample:
     return Sample(
-        index=index if isinstance(index, int) else place,
-        completion=inert(row.get("completion")),
-        reward=finite(row.get("reward")),
-        advantage=finite(row.get("advantage")),
-        tokens=len(tokens) if isinstance(tokens, list) else 0,
-        logprob=_mean(row.get("logprobs")),
-        finish=inert(row.get("finish")),
-        error=inert(row.get("error")),
-        version=inert(version).rpartition("@")[2][:12],
+        index=row.index,
+        completion=inert(row.completion),
+        reward=finite(row.reward),
+        advantage=finite(row.advantage),
+        tokens=len(row.tokens),
+        logprob=_mean(row.logprobs),
+        finish=inert(row.finish),
+        error=inert(row.error),
+        version=inert(row.version).rpartition("@")[2][:12],
     )
 
 
@@ -102,11 +99,9 @@ def finite(value: Any) -> float | None:
         return None
 
 
-def _mean(values: Any) -> float | None:
-    try:
-        return finite(sum(values) / len(values)) if isinstance(values, list) and values else None
-    except (TypeError, OverflowError):  # they are not all numbers
-        return None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return finite(sum(known) / len(known)) if known and len(known) == len(values) else None
 
 
 def inert(text: Any) -> str:

@@ -6,11 +6,10 @@ import contextlib
 import os
 import shlex
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lorad.bounds import SPEC_BYTES
+from lorad.client.shapes import RunDetails
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import read_file, write_whole
 from lorad.spec_text import mapping
@@ -51,17 +50,17 @@ def of_file(path: Path) -> Source:
     return Source(path.name, given, path.parent, command=f"lorad run {shlex.quote(short(path))}")
 
 
-def of_run(run: Mapping[str, Any]) -> Source:
+def of_run(run: RunDetails) -> Source:
     """Like a run, as `Client.show` has it: what differs from the defaults, and what a run is."""
-    spec = flat(run["spec"])
+    spec = flat(run.spec)
     values = {key: value for key, value in spec.items() if key in TOLD} | differing(spec)
     values.pop("name", None)
     notes = []
-    if run.get("cwd") is None and (lost := relative(values)):
+    if run.cwd is None and (lost := relative(values)):
         notes.append(f"Where its paths began is not known: {', '.join(lost)} begin here now.")
-    if run.get("origin"):
-        notes.append(f"It went on from {run['origin']}, this one begins anew; fork a version to go on.")
-    return Source(f"run {run['name']}", flat(nested(values)), Path(run.get("cwd") or here()), note=" ".join(notes))
+    if run.origin:
+        notes.append(f"It went on from {run.origin}, this one begins anew; fork a version to go on.")
+    return Source(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
 
 
 def specs_here() -> list[str]:

@@ -21,7 +21,7 @@ from lorad.cli.options import AsJson
 from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_words
 from lorad.cli.output import print_json, printable, report, size
 from lorad.cli.runtime_checks import runtime_checks
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import load
 from lorad.errors import LoradError, NotAllowed
 from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home
@@ -172,9 +172,9 @@ def daemon(home: Home) -> Iterator[Check]:
     except LoradError:
         yield check("daemon", True, "not running; `lorad run` starts it")
         return
-    schema = status["database"]["schema"]
-    yield check("daemon", True, f"pid {status['pid']}, version {status['version']}, schema {schema}")
-    for trouble in status["troubles"]:
+    schema = status.database.schema
+    yield check("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
+    for trouble in status.troubles:
         yield check("trouble", False, trouble, "The daemon tries again every few seconds; everything else continues.")
 
 
@@ -182,8 +182,8 @@ def logout(home: Home) -> Iterator[Check]:
     """Of what works now; without a daemon, of what would be started from here."""
     pids = {"lorad": os.getpid()}
     try:
-        pids = {"the daemon": Client(home).status()["pid"]}
-        pids |= {f"pool {pool['pool']}": pool["pid"] for pool in Client(home).pools() if pool.get("pid")}
+        pids = {"the daemon": Client(home).status().pid}
+        pids |= {f"pool {pool.pool}": pool.pid for pool in Client(home).pools() if pool.pid}
     except LoradError:
         pass
     yield check("logout", **logout_check(own_name(), pids, uid=os.getuid()))

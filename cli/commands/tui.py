@@ -13,7 +13,7 @@ import typer
 
 from lorad.cli.launch import connected
 from lorad.cli.settings import config_of
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.config import Config
 from lorad.errors import SpecError
 

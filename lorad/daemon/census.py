@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
-
 from lorad.adapters.directory import TEMPORARY
+from lorad.client.box_shapes import Census, Finding
 from lorad.daemon.prune import REMOVED, VERSION, key_of, listed
 from lorad.daemon.relocate import corrected, place_of
 from lorad.paths import Home, RunDir
@@ -22,24 +21,6 @@ from lorad.store.versions import held_versions, numbers
 
 MOST = 20  # of a kind are told one by one
 REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
-
-
-class Finding(Struct, frozen=True):
-    """what: is wrong, and where; advice: what to do about it."""
-
-    what: str
-    advice: str
-
-
-class Census(Struct, frozen=True):
-    """problems, warnings: of the database alone, as of `Report`; missing: though something needs it; unknown: what no
-    row tells of."""
-
-    problems: list[str]
-    warnings: list[str]
-    missing: list[Finding]
-    unknown: list[Finding]
-    runs: int = 0
 
 
 def of_home(home: Home, runs_root: Path) -> Census:

@@ -9,25 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from msgspec import Struct
-
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import read_peft
+from lorad.client.box_shapes import Check
 from lorad.daemon.audit import audit
 from lorad.daemon.prune import age
 from lorad.errors import LoradError
 from lorad.models.facts import weights_sha256
 from lorad.paths import RunDir
 from lorad.protocol.journal import Record, decode
-
-
-class Check(Struct, frozen=True):
-    """looked_at: at how much, in words. problems: each names what it is about."""
-
-    check: str
-    looked_at: str
-    problems: list[str]
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

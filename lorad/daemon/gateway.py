@@ -127,11 +127,6 @@ def base_url(ctx: Context) -> str | None:
     return f"http://127.0.0.1:{port}/v1" if port else None
 
 
-def addresses(ctx: Context) -> dict[str, str | None]:
-    """{gateway, url} as in the daemon's status."""
-    return {"gateway": gateway_socket(ctx), "url": base_url(ctx)}
-
-
 async def gateway_up(ctx: Context) -> None:
     """Until it answers, or for as long as that should take."""
     deadline = time.monotonic() + UP_SECONDS

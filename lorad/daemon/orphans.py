@@ -12,9 +12,9 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from lorad import config
+from lorad.client.box_shapes import Orphan
 from lorad.daemon.processes import attempts_under, judge, read_status
 from lorad.errors import LoradError
 from lorad.paths import AttemptDir, Home
@@ -25,8 +25,8 @@ TERM_SECONDS = 5.0
 COMMAND_LENGTH = 200
 
 
-def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[dict[str, Any]]:
-    """{pid, attempt, command, user}. Of other users' processes only root can tell.
+def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
+    """Of other users' processes only root can tell.
 
     Theirs is an attempt that ended more than `settled` seconds ago, or whose directory is gone, or that was followed
     by another one.
@@ -39,13 +39,13 @@ def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[dict[str,
     return [described(pid, attempt) for pid, attempt in sorted(left.items())]
 
 
-def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[dict[str, Any]]:
+def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
     """SIGTERM to each, SIGKILL to those that are there TERM_SECONDS later: those that it was sent to."""
-    told: dict[int, dict[str, Any]] = {}
+    told: dict[int, Orphan] = {}
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
         for orphan in find_orphans(home, settled):
-            if send(orphan["pid"], number, roots_of(home)):
-                told[orphan["pid"]] = orphan
+            if send(orphan.pid, number, roots_of(home)):
+                told[orphan.pid] = orphan
         deadline = time.monotonic() + seconds
         while find_orphans(home, settled) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -108,7 +108,7 @@ def shim_of(attempt: AttemptDir) -> int | None:
     return pid
 
 
-def described(pid: int, attempt: AttemptDir) -> dict[str, Any]:
+def described(pid: int, attempt: AttemptDir) -> Orphan:
     place = Path(f"/proc/{pid}")
     command, user = "", ""
     with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ def described(pid: int, attempt: AttemptDir) -> dict[str, Any]:
         uid = place.stat().st_uid
         user = str(uid)
         user = pwd.getpwuid(uid).pw_name
-    return {"pid": pid, "attempt": str(attempt.root), "command": command, "user": user}
+    return Orphan(pid, str(attempt.root), command, user)
 
 
 def send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:

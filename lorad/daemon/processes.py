@@ -268,7 +268,8 @@ def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
                 if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
                     known = {"shim_pid": int(entry), "shim_start_time": shim.start_time(int(entry)), "pid": child}
                     ends = dict.fromkeys(("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after"))
-                    return {**known, "start_time": shim.start_time(child), "boot_id": BOOT_ID, **ends}
+                    began = {"start_time": shim.start_time(child), "boot_id": BOOT_ID, "locked": False}
+                    return known | began | ends
     return None
 
 

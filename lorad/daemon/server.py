@@ -15,6 +15,7 @@ from aiohttp import web
 
 from lorad import __version__
 from lorad.bounds import BODY_BYTES
+from lorad.client.transport import PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
 from lorad.daemon.access import Access, authorize
 from lorad.daemon.body import read_body
 from lorad.daemon.context import Context
@@ -24,7 +25,6 @@ from lorad.daemon.meter import metered
 from lorad.daemon.request import Call, Caller
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
 from lorad.protocol.listener import answers
-from lorad.transport import PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
 
 log = logging.getLogger("lorad.daemon")
 

@@ -7,9 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Names, Served, Table
@@ -70,7 +68,7 @@ class Resolver:
             if model not in names.aliases and model not in names.versions and "@" not in model:
                 raise no_such_model(model) from None
             raise
-        return msgspec.convert(answer, Served)
+        return Served(answer.run, answer.version, answer.sha256, answer.model_path, answer.socket)
 
     def close(self) -> None:
         self.table.close()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
-from msgspec import Struct
 
+from lorad.client.shapes import ServingOwner
 from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table
@@ -23,13 +23,6 @@ FRESH_SECONDS = 60.0  # the daemon keeps the gateway of an owner up who was aske
 
 
 class Way(NamedTuple):
-    version: str
-    owner_uid: int
-
-
-class Found(Struct, frozen=True):
-    """What the daemon says of a model."""
-
     version: str
     owner_uid: int
 
@@ -87,11 +80,11 @@ class Routes:
         await self._daemon.close()
 
 
-def understood(status: int, data: bytes) -> Found:
+def understood(status: int, data: bytes) -> ServingOwner:
     """Raises the error that the daemon sent."""
     try:
         if status < 400:
-            return msgspec.json.decode(data, type=Found)
+            return msgspec.json.decode(data, type=ServingOwner)
         told: Any = msgspec.json.decode(data)["error"]
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise DaemonUnreachable(f"the daemon answered {status}: {data[:200]!r}") from error

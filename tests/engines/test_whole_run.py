@@ -40,7 +40,7 @@ def kill_server(made: World, run: str, kind: str) -> None:
 
 
 def reached(made: World, run: str, step: int) -> None:
-    made.until(lambda: made.client.show(run)["step"] >= step, f"{run} at step {step}", seconds=420)
+    made.until(lambda: made.client.show(run).step >= step, f"{run} at step {step}", seconds=420)
 
 
 @pytest.mark.parametrize("mode", ["resident", pytest.param("timesliced", marks=pytest.mark.long)])
@@ -52,15 +52,15 @@ def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str)
         reached(made, "sorter", 6)
         kill_server(made, "sorter", kind)
         reached(made, "sorter", 12)
-        assert len(made.client.show("sorter")["attempts"]) == 1, "the loss of a server must not end the run"
+        assert len(made.client.show("sorter").attempts) == 1, "the loss of a server must not end the run"
         os.kill(made.pid("sorter", "pool"), signal.SIGKILL)
-        assert made.over("sorter")["reason"] == "lost"
+        assert made.over("sorter").reason == "lost"
         made.lorad("resume", "sorter", "--detach")
         reached(made, "sorter", 30)
         shown = made.over("sorter")
-        assert (shown["reason"], shown["eval_last"] >= 0.8) == ("completed", True), shown
+        assert (shown.reason, (shown.eval_last or 0.0) >= 0.8) == ("completed", True), shown
         versions = made.client.adapters("sorter")
-        assert {version["attested"] for version in versions} == {"passed"}
+        assert {version.attested for version in versions} == {"passed"}
         assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
 
 
@@ -72,15 +72,15 @@ def test_one_target_with_rslora_is_attested_after_a_restart_in_a_fork_and_import
         made.lorad("run", made.spec(SMALL), f"rollout.backend={kind}", *lora, "--name", "sorter", "--detach")
         reached(made, "sorter", 2)
         kill_server(made, "sorter", kind)
-        assert made.over("sorter")["reason"] == "completed"
+        assert made.over("sorter").reason == "completed"
         made.lorad("fork", "sorter@6", "--name", "more", "--steps", 2, "--wait")
         for version in (*made.client.adapters("sorter"), *made.client.adapters("more")):
-            assert version["attested"] == "passed", version
-            manifest = json.loads((Path(version["path"]) / MANIFEST).read_bytes())
-            assert manifest["facts"]["delivered_sha256"] not in ("", version["sha256"]) or kind == "vllm"
+            assert version.attested == "passed", version
+            manifest = json.loads((Path(version.path or "") / MANIFEST).read_bytes())
+            assert manifest["facts"]["delivered_sha256"] not in ("", version.sha256) or kind == "vllm"
         (made.root / "v").mkdir()
         adapter = partial(random_adapter(SHAPES, 1), match_modules(SHAPES, "v_proj"), rslora=True)
         write_peft(adapter, made.root / "v", "builtin:tiny")
         made.lorad("serve", "builtin:tiny", f"rollout.backend={kind}", "--adapter", "bot=v")
         assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
-        assert made.client.adapters("bot")[0]["attested"] == "passed"
+        assert made.client.adapters("bot")[0].attested == "passed"

@@ -154,8 +154,8 @@ def hit(striker: Striker, strike: Strike, tally: Tally) -> None:
 def add(tally: Tally, box: Box, crew: Crew, witness: Witness) -> None:
     shown = [box.last[name] for name in crew.names]
     tally.runs += len(shown)
-    tally.attempts += sum(len(run["attempts"]) for run in shown)
-    tally.batches += sum(run["step"] for run in shown)
+    tally.attempts += sum(len(run.attempts) for run in shown)
+    tally.batches += sum(run.step for run in shown)
     tally.resumed += crew.resumed
     tally.gave_up += crew.gave_up
     tally.answers += witness.answers

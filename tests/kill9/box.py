@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from lorad.client.shapes import RunDetails
 from tests.world import REPOSITORY, World
 
 PROBE = Path(__file__).with_name("probe")
@@ -55,7 +56,7 @@ class Box(World):
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.spare: set[int] = set()  # pids of those of which one must give way
         self.started = 0
-        self.last: dict[str, dict[str, Any]] = {}  # the last answer about each run
+        self.last: dict[str, RunDetails] = {}  # the last answer about each run
         self.resting = self.closed = False
         self._late: dict[tuple[int, str], float] = {}
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._keep_daemon, self._look)]

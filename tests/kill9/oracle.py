@@ -28,13 +28,13 @@ def exceptions(box: Box, crew: Crew, witness: Witness, expected: dict[str, dict[
     for name, kind in crew.names.items():
         witness.hear(name)
         box.last[name] = run = box.client.show(name)
-        if run["reason"] != "completed":
-            yield f"{name} is {run['state']}: {run['reason']}: {run['detail']}"
+        if run.reason != "completed":
+            yield f"{name} is {run.state}: {run.reason}: {run.detail}"
         got = box.facts(name)
         yield from (f"{name}: {key} differ from undisturbed" for key in got if got[key] != expected[kind][key])
-        yield from (f"{name}: audit: {wrong}" for wrong in audit(Path(run["directory"])))
-        checks = box.client.verify(name)["checks"]
-        yield from (f"{name}: verify: {wrong}" for check in checks for wrong in check["problems"])
+        yield from (f"{name}: audit: {wrong}" for wrong in audit(Path(run.directory)))
+        checks = box.client.verify(name).checks
+        yield from (f"{name}: verify: {wrong}" for check in checks for wrong in check.problems)
     yield from witness.lost()
     yield from database(box.home.database)
     yield from doctor(box)
@@ -76,7 +76,7 @@ def is_empty(box: Box) -> Iterator[str]:
     """Everything ends when it is asked to, and nothing is left."""
     with contextlib.suppress(LoradError):
         for pool in box.client.pools():
-            box.client.stop_pool(pool["pool"])
+            box.client.stop_pool(pool.pool)
     deadline = time.monotonic() + END_SECONDS
     while any(p.role in ("pool", "pool-shim") for p in box.processes()) and time.monotonic() < deadline:
         time.sleep(0.05)

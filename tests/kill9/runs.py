@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError, NotFound
 from tests.kill9.box import Box
 from tests.world import World, world
@@ -64,8 +65,8 @@ def undisturbed(kinds: list[str], steps: int) -> dict[str, dict[str, Any]]:
             start(made, kind, kind, steps)
         for kind in kinds:
             over = made.over(kind)
-            if over["reason"] != "completed":
-                raise SystemExit(f"a run ended without being disturbed: {over['reason']}: {over['detail']}")
+            if over.reason != "completed":
+                raise SystemExit(f"a run ended without being disturbed: {over.reason}: {over.detail}")
         return {kind: made.facts(kind) for kind in kinds}
 
 
@@ -75,7 +76,7 @@ class Crew:
     def __init__(self, box: Box, kinds: list[str], steps: int, chance: random.Random) -> None:
         self.box, self.kinds, self.steps, self.chance = box, kinds, steps, chance
         self.names: dict[str, str] = {}  # name -> kind, of those that the daemon accepted
-        self.present: dict[str, dict[str, Any]] = {}  # the newest answer about each that is to work
+        self.present: dict[str, RunDetails] = {}  # the newest answer about each that is to work
         self.busy, self.closed = True, False
         self.resumed = self.gave_up = 0
         self.stopped: set[str] = set()  # runs that somebody asked to stop: they do not come back by themselves
@@ -91,7 +92,7 @@ class Crew:
 
     @property
     def working(self) -> list[str]:
-        return [name for name, run in self.present.items() if run["reason"] != "completed"]
+        return [name for name, run in self.present.items() if run.reason != "completed"]
 
     def _work(self) -> None:
         while not self.closed:
@@ -105,9 +106,9 @@ class Crew:
             current = names[-1] if names else None
             if current is not None:
                 self.present[current] = self.box.client.show(current)
-            if current is None or (self.busy and self.present[current]["reason"] == "completed"):
+            if current is None or (self.busy and self.present[current].reason == "completed"):
                 self._begin(kind, f"{kind}-{len(names) + 1}")
-            elif self.present[current]["state"] in ("paused", "ended"):
+            elif self.present[current].state in ("paused", "ended"):
                 self._resume(self.present[current], KINDS[kind].get("restart") == "on-failure")
 
     def _begin(self, kind: str, name: str) -> None:
@@ -119,31 +120,31 @@ class Crew:
             self.present[name] = self.box.client.show(name)
         self.names[name] = kind
 
-    def _resume(self, run: dict[str, Any], by_itself: bool) -> None:
-        if run["reason"] == "completed":
+    def _resume(self, run: RunDetails, by_itself: bool) -> None:
+        if run.reason == "completed":
             return
-        if run["reason"] in ("failed", "lost", "attestation_failed"):
+        if run.reason in ("failed", "lost", "attestation_failed"):
             self._judge_end(run, by_itself)
         try:
-            attempt = self.box.client.resume(run["name"])["attempt"]
+            attempt = self.box.client.resume(run.name).attempt
         except DaemonUnreachable:
             raise
         except LoradError as error:
-            if self.box.client.show(run["name"])["state"] in ("paused", "ended"):
-                self.box.wrong(f"{run['name']} could not be resumed: {error}")
+            if self.box.client.show(run.name).state in ("paused", "ended"):
+                self.box.wrong(f"{run.name} could not be resumed: {error}")
             return
-        self.accepted.append((run["name"], "resume", attempt))
-        self.stopped.discard(run["name"])
+        self.accepted.append((run.name, "resume", attempt))
+        self.stopped.discard(run.name)
         self.resumed += 1
 
-    def _judge_end(self, run: dict[str, Any], by_itself: bool) -> None:
+    def _judge_end(self, run: RunDetails, by_itself: bool) -> None:
         """A run that comes back by itself does, unless it said that it gives up; no kill makes a run fail."""
-        told = f"{run['name']} (attempt {run['attempt']}, step {run['step']}): {run['reason']}: {run['detail']}"
-        if run["reason"] == "attestation_failed":
+        told = f"{run.name} (attempt {run.attempt}, step {run.step}): {run.reason}: {run.detail}"
+        if run.reason == "attestation_failed":
             self.box.wrong(told)
-        if by_itself and any(words in run["detail"] for words in GAVE_UP):
+        if by_itself and any(words in run.detail for words in GAVE_UP):
             self.gave_up += 1
-        elif by_itself and run["name"] not in self.stopped:
+        elif by_itself and run.name not in self.stopped:
             self.box.wrong(f"did not come back by itself: {told}")
         self.box.say(told)
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
+from lorad.client.shapes import Event, RunDetails
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.protocol.journal import Record, read
 from tests.kill9.box import Box
@@ -29,7 +32,7 @@ class Witness:
     def __init__(self, box: Box, crew: Crew, chance: random.Random) -> None:
         self.box, self.crew, self.chance = box, crew, chance
         self.told: dict[Key, Any] = {}
-        self.events: dict[int, dict[str, Any]] = {}
+        self.events: dict[int, Event] = {}
         self.answers = self.refusals = self.unanswered = 0
         self.closed = False
         self.pins: dict[str, set[bool]] = {}  # version -> what may be the case
@@ -69,35 +72,36 @@ class Witness:
         client = self.box.client
         shown = client.show(name)
         self._never_back(name, shown)
-        if shown["reason"] == "completed":
+        if shown.reason == "completed":
             self.told["end", name] = "completed"
-        for attempt in shown["attempts"]:
-            ended = {key: attempt[key] for key in ("reason", "exit_code", "signal") if attempt[key] is not None}
-            self.told["attempt", name, attempt["attempt"]] = ended
+        for attempt in shown.attempts:
+            ends = {"reason": attempt.reason, "exit_code": attempt.exit_code, "signal": attempt.signal}
+            ended = {key: value for key, value in ends.items() if value is not None}
+            self.told["attempt", name, attempt.attempt] = ended
         for step in client.steps(name):
-            figures = {key: step["metrics"].get(key) for key in ("reward", "loss", "grad_norm")}
-            self.told["step", name, step["attempt"], step["step"]] = {"version": step["version"]} | figures
+            figures = {key: step.metrics.get(key) for key in ("reward", "loss", "grad_norm")}
+            self.told["step", name, step.attempt, step.step] = {"version": step.version} | figures
         for fact in client.evals(name):
-            self.told["eval", name, fact["attempt"], fact["step"]] = {"score": fact["score"]}
+            self.told["eval", name, fact.attempt, fact.step] = {"score": fact.score}
         for version in client.adapters(name):
-            about = {key: version[key] for key in ("sha256", "parent", "step")}
-            self.told["version", name, version["version"]] = about
+            about = {"sha256": version.sha256, "parent": version.parent, "step": version.step}
+            self.told["version", name, version.version] = about
         for point in client.checkpoints(name):
-            path = str(Path(point["path"]).relative_to(shown["directory"]))
-            self.told["checkpoint", name, path] = {"version": point["version"], "step": point["step"]}
+            path = str(Path(point.path).relative_to(shown.directory))
+            self.told["checkpoint", name, path] = {"version": point.version, "step": point.step}
         self.answers += 5
 
-    def _never_back(self, name: str, shown: dict[str, Any]) -> None:
+    def _never_back(self, name: str, shown: RunDetails) -> None:
         """An attempt's number never falls, nor does the step within one attempt."""
-        now, before = (shown["attempt"], shown["step"]), self._newest.get(name, (0, 0))
+        now, before = (shown.attempt, shown.step), self._newest.get(name, (0, 0))
         if now[0] < before[0]:
             self.box.wrong(f"{name} was told to be in attempt {before[0]}, then in {now[0]}")
         self._newest[name] = now
 
     def _follow(self) -> None:
         for event in self.box.client.patient(3.0).events(max(self.events, default=0)):
-            if event["kind"] != "idle":
-                self.events[event["id"]] = event
+            if event.kind != "idle":
+                self.events[event.id] = event
             if self.closed:
                 return
 
@@ -123,8 +127,8 @@ class Witness:
 
     def _compare(self) -> None:
         """What all commands so far have come to, by what is told now."""
-        pinned = {f"{v['run']}@{v['version']}" for v in self.box.client.adapters() if v["pinned"]}
-        serving = {alias["alias"]: f"{alias['run']}@{alias['version']}" for alias in self.box.client.aliases()}
+        pinned = {f"{v.run}@{v.version}" for v in self.box.client.adapters() if v.pinned}
+        serving = {alias.alias: f"{alias.run}@{alias.version}" for alias in self.box.client.aliases()}
         for wrong in self._unlike(pinned, serving):
             self.box.wrong(wrong)
 
@@ -162,9 +166,9 @@ class Witness:
         for name in self.crew.names:
             for record, _ in read(self.box.home.run(name).journal):
                 known |= facts_of(name, record)
-            for attempt in self.box.client.show(name)["attempts"]:
-                known["attempt", name, attempt["attempt"]] = attempt
-            known["end", name] = {"end": self.box.client.show(name)["reason"]}
+            for attempt in self.box.client.show(name).attempts:
+                known["attempt", name, attempt.attempt] = asdict(attempt)
+            known["end", name] = {"end": self.box.client.show(name).reason}
         for key, told in self.told.items():
             found = known.get(key)
             expected = {"end": told} if key[0] == "end" else told
@@ -175,7 +179,7 @@ class Witness:
         rows = {row[0]: row for row in connection.execute(EVENTS)}
         for number, told in self.events.items():
             row = rows.get(number)
-            if row is None or (row[2], row[3], json.loads(row[4])) != (told["run"], told["kind"], told["data"]):
+            if row is None or (row[2], row[3], json.loads(row[4])) != (told.run, told.kind, told.data):
                 yield f"lost event: {told}, there is {row}"
         state = [json.loads(row[4]) | {"run": row[2]} for row in rows.values() if row[3] == "state"]
         happened = Counter((told["run"], COMMANDS.get(told.get("move"))) for told in state if told["by"] != "daemon")

@@ -58,14 +58,14 @@ def test_a_run_learns_resumes_and_leaves_an_adapter_for_everybody(
     made.lorad("run", made.spec(SPEC), *SIZES[trainer], *flags, "--name", "cell", "--detach")
     reached(made, KILLED_AT)
     kill_trainer(made)
-    assert made.over("cell")["reason"] == "lost"
+    assert made.over("cell").reason == "lost"
     made.lorad("resume", "cell", "--detach")
     reached(made, STEPS)
-    assert made.over("cell")["reason"] == "completed"
+    assert made.over("cell").reason == "completed"
     first, last = learned(made)
     record_property("cell", f"{first:.2f} -> {last:.2f} in {time.monotonic() - started:.0f} s")
     attested_and_base_untouched(made)
-    checkpoint = Path(made.client.checkpoints("cell")[-1]["path"])
+    checkpoint = Path(made.client.checkpoints("cell")[-1].path)
     peft_sorts(checkpoint)
     a_fork_stays_with_its_start(made)
     another_trainer_goes_on(made, checkpoint, last)
@@ -81,24 +81,24 @@ def reached(made: World, step: int) -> None:
 
     def look() -> bool:
         shown = made.client.show("cell")
-        return bool(shown["step"] >= step or shown["state"] == "ended")
+        return bool(shown.step >= step or shown.state == "ended")
 
     made.until(look, f"step {step}", seconds=420)
     shown = made.client.show("cell")
-    assert shown["step"] >= step, shown["detail"]
+    assert shown.step >= step, shown.detail
 
 
 def kill_trainer(made: World) -> None:
     """The last rank where the trainer has processes of its own, else the pool that it is a part of."""
     pool = psutil.Process(made.pid("cell", "pool"))
     ranks = [p for p in pool.children(recursive=True) if "lorad.trainers.ranks.worker" in p.cmdline()]
-    assert len(ranks) == RANKS[made.client.show("cell")["spec"]["trainer"]["backend"]]
+    assert len(ranks) == RANKS[made.client.show("cell").spec["trainer"]["backend"]]
     os.kill(ranks[-1].pid if ranks else pool.pid, signal.SIGKILL)
 
 
 def learned(made: World) -> tuple[float, float]:
     """Mean reward of the first step and of the last three."""
-    rewards = [step["metrics"]["reward"] for step in made.client.steps("cell")]
+    rewards = [step.metrics["reward"] or 0.0 for step in made.client.steps("cell")]
     assert len(rewards) == STEPS
     first, last = rewards[0], fmean(rewards[-3:])
     assert last > first + 0.3, rewards
@@ -108,8 +108,8 @@ def learned(made: World) -> tuple[float, float]:
 def attested_and_base_untouched(made: World) -> None:
     """Two attempts saw the same base; a driver whose base has changed when it closes its slot does not complete."""
     versions = made.client.adapters("cell")
-    assert {version["attested"] for version in versions} == {"passed"}
-    assert {version["rank"] for version in versions} == {8}
+    assert {version.attested for version in versions} == {"passed"}
+    assert {version.rank for version in versions} == {8}
     attempts = [record.data for record, _ in read(made.home.run("cell").journal) if record.kind == "attempt"]
     assert len(attempts) == 2 and attempts[1]["resumed_from"] is not None
     assert len({attempt["base_checksum"] for attempt in attempts}) == 1
@@ -118,9 +118,9 @@ def attested_and_base_untouched(made: World) -> None:
 def a_fork_stays_with_its_start(made: World) -> None:
     """It begins where its KL reference is, which the same trainer holds and the same engine attests."""
     made.lorad("fork", "cell", "algorithm.kl.coef=0.1", "--fresh", "--steps", 2, "--name", "fork", "--wait")
-    first, second = (step["metrics"]["kl"] for step in made.client.steps("fork"))
+    first, second = (step.metrics["kl"] or 0.0 for step in made.client.steps("fork"))
     assert abs(first) < 1e-6 < second
-    assert made.client.show("fork")["warnings"] == []
+    assert made.client.show("fork").warnings == []
 
 
 def peft_sorts(checkpoint: Path) -> None:
@@ -143,4 +143,4 @@ def another_trainer_goes_on(made: World, checkpoint: Path, reward: float) -> Non
     """The builtin pool takes it as `lora.adapter_path`, and begins where the cell ended."""
     begin = ("--lora-adapter-path", checkpoint, "trainer.steps=1", "--name", "heir", "--wait")
     made.lorad("run", made.spec(SPEC), *LORA, *begin)
-    assert made.client.steps("heir")[0]["metrics"]["reward"] > reward - 0.2
+    assert (made.client.steps("heir")[0].metrics["reward"] or 0.0) > reward - 0.2

@@ -12,4 +12,4 @@ def test_a_reference_goes_with_a_run_to_another_trainer() -> None:
         made.run("moved", "algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=2")
         made.lorad("rm", "a", "--yes")
         made.lorad("resume", "moved", "trainer.backend=fsdp", "--steps", "3", "--wait")
-        assert len(set(told(made, "moved"))) == 1 and made.client.steps("moved")[2]["metrics"]["kl"]
+        assert len(set(told(made, "moved"))) == 1 and made.client.steps("moved")[2].metrics["kl"]

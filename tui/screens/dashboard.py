@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.text import Text
 from textual import events
@@ -13,9 +13,11 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from lorad.alarms import Alarm
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Run
+from lorad.client.words import why
 from lorad.errors import LoradError
-from lorad.text import one_line, why
+from lorad.text import one_line
 from lorad.tui import brief, filters, keys
 from lorad.tui.board import Board, Snapshot
 from lorad.tui.feed import Changes
@@ -25,7 +27,6 @@ from lorad.tui.screens.base import Base
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
-Json = dict[str, Any]
 T = TypeVar("T")
 NOTHING = Snapshot()
 ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
@@ -47,7 +48,7 @@ class Dashboard(Base):
     def __init__(self) -> None:
         super().__init__()
         self._news = NOTHING
-        self._runs: dict[str, Json] = {}
+        self._runs: dict[str, Run] = {}
         self._alarms: dict[str, list[Alarm]] = {}  # by run
         self._made = CellMaker()
 
@@ -84,7 +85,7 @@ class Dashboard(Base):
 
     def show(self, data: Snapshot) -> None:
         self._news = data
-        self._runs = {run["name"]: run for run in data.runs}
+        self._runs = {run.name: run for run in data.runs}
         self._alarms = {}
         for alarm in data.alarms:
             if alarm.on == "run":
@@ -107,14 +108,14 @@ class Dashboard(Base):
             self.table.focus()
         self._draw_frame()
 
-    def _found(self) -> dict[str, Json]:
+    def _found(self) -> dict[str, Run]:
         wanted = filters.words(self.filter)
         if not wanted:
             return self._runs
         return {name: run for name, run in self._runs.items() if filters.has(self._fields(run), wanted)}
 
-    def _fields(self, run: Json) -> dict[str, str]:
-        return filters.fields(run, " ".join(alarm.kind for alarm in self._alarms.get(run["name"], ())))
+    def _fields(self, run: Run) -> dict[str, str]:
+        return filters.fields(run, " ".join(alarm.kind for alarm in self._alarms.get(run.name, ())))
 
     def _draw_panes(self) -> None:
         news, (some, last) = self._news, fitting(LINES, self.size.height)
@@ -150,11 +151,11 @@ class Dashboard(Base):
         run = self._runs.get(self.table.key or "")
         parts = self._reasons(run) if run else []
         line = self.query_one("#why", Line)
-        line.say(f"{one_line(str(run['name'])[:80])}: {' · '.join(parts)}" if run and parts else "")
+        line.say(f"{one_line(run.name[:80])}: {' · '.join(parts)}" if run and parts else "")
 
-    def _reasons(self, run: Json) -> list[str]:
-        told = [one_line(alarm.says) for alarm in self._alarms.get(run["name"], ()) if alarm.kind != "ended"]
-        owner = run.get("owner")
+    def _reasons(self, run: Run) -> list[str]:
+        told = [one_line(alarm.says) for alarm in self._alarms.get(run.name, ()) if alarm.kind != "ended"]
+        owner = run.owner
         told += [] if self.lorad.may_act(owner) else [f"belongs to {one_line(str(owner))}: it can only be looked at"]
         return [part for part in (one_line(why(run)), *told) if part]
 
@@ -173,13 +174,13 @@ class Dashboard(Base):
         return [run] if run in self._runs else []
 
     def owner(self, target: str) -> str | None:
-        return self._runs.get(target, {}).get("owner")
+        return self._runs[target].owner if target in self._runs else None
 
     def has(self, target: str) -> bool:
-        return target in self._runs or any(pool["pool"] == target for pool in self._news.pools)
+        return target in self._runs or any(pool.pool == target for pool in self._news.pools)
 
     def state(self, run: str) -> str:
-        return str(self._runs.get(run, {}).get("state", ""))
+        return self._runs[run].state if run in self._runs else ""
 
     def _offer(self) -> None:
         names = self.targets("run")
@@ -253,7 +254,7 @@ class Dashboard(Base):
     def action_acknowledge(self) -> None:
         """Of the runs that ended among the chosen ones: their alarms are not shown any more."""
         named = [name for name in self.targets("run") if name in self._alarms]
-        ended = [self._runs[name] for name in named if self._runs[name]["state"] == "ended"]
+        ended = [self._runs[name] for name in named if self._runs[name].state == "ended"]
         if not ended:
             self.notify("An alarm that can be acknowledged is of a run that ended; ! goes to it.", markup=False)
             return

@@ -14,7 +14,7 @@ from textual import work
 from textual.widget import Widget
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys, sources
@@ -176,9 +176,9 @@ class NewRun(Base):
     def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
         """The run's name, and what the daemon warned of."""
         client = self.lorad.client
-        name = client.run(text, source="the form", cwd=cwd, overrides=[], name=None)["name"]
+        name = client.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
         with contextlib.suppress(LoradError):  # it exists all the same
-            return name, client.show(name).get("warnings", [])
+            return name, client.show(name).warnings
         return name, []
 
     def _tell_refused(self, error: LoradError) -> None:

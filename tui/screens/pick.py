@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 from textual import work
@@ -16,7 +15,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Run
 from lorad.errors import LoradError
 from lorad.text import coarse_age, one_line
 from lorad.tui import keys, sources
@@ -24,7 +24,6 @@ from lorad.tui.form import Source
 from lorad.tui.rows import eval_text, state_text
 from lorad.tui.templates import TEMPLATES
 
-Json = dict[str, Any]
 RUNS = 300  # of those that ended, the newest
 
 
@@ -138,15 +137,15 @@ def _file(name: str) -> Offer:
     return Offer(name, shown, _words(f"file {name}"), lambda: sources.of_file(Path(name)))
 
 
-def _run(run: Json, client: Client) -> Offer:
+def _run(run: Run, client: Client) -> Offer:
     shown = Text.assemble(
-        *("run      ", (one_line(run["name"]).ljust(14), "bold"), "  ", state_text(run)),
-        f"  {run.get('step') or 0}/{run.get('steps') or '?'}  {eval_text(run)}  {coarse_age(run.get('created_at'))}",
+        *("run      ", (one_line(run.name).ljust(14), "bold"), "  ", state_text(run)),
+        f"  {run.step}/{run.steps or '?'}  {eval_text(run)}  {coarse_age(run.created_at)}",
         no_wrap=True,
         overflow="ellipsis",
     )
-    has = _words(f"run {run['name']} {run['state']} {run.get('reason') or ''} {run.get('owner')}")
-    return Offer(run["name"], shown, has, lambda: sources.of_run(client.show(run["name"])))
+    has = _words(f"run {run.name} {run.state} {run.reason or ''} {run.owner}")
+    return Offer(run.name, shown, has, lambda: sources.of_run(client.show(run.name)))
 
 
 def _words(text: str) -> Callable[[str], bool]:

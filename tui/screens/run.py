@@ -9,8 +9,10 @@ from rich.text import Text
 from textual.widget import Widget
 from textual.widgets import TabbedContent, TabPane
 
-from lorad.client import Client
-from lorad.text import duration, one_line, why
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
+from lorad.client.words import why
+from lorad.text import duration, one_line
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.rows import bar, eval_text, share, state_text
@@ -25,14 +27,13 @@ from lorad.tui.tabs.spec import SpecTab
 from lorad.tui.tabs.versions import Versions
 from lorad.tui.widgets.line import Line
 
-Json = dict[str, Any]
 TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
 
 
 class News(NamedTuple):
     """tab: whose `data` it is; None where nothing of it changed."""
 
-    run: Json
+    run: RunDetails
     tab: RunTab
     data: Any | None
 
@@ -55,7 +56,7 @@ class RunScreen(Base):
     def __init__(self, run: str) -> None:
         super().__init__()
         self._of = run
-        self._run: Json = {}
+        self._run: RunDetails | None = None
         self._tabs = [tab(run) for tab in TABS]
         self._front = self._tabs[0]
 
@@ -72,7 +73,7 @@ class RunScreen(Base):
     # -- what is shown ----------------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> News | None:
         tab, run = self._front, self._run
-        if changes.touch(self._of) or not run:
+        if changes.touch(self._of) or run is None:
             run = client.show(self._of)
         data = tab.read(client, changes, run)
         return News(run, tab, data) if data is not None or run is not self._run else None
@@ -102,10 +103,10 @@ class RunScreen(Base):
         return self._front.preset(verb, target)
 
     def owner(self, target: str) -> str | None:
-        return self._run.get("owner")
+        return self._run.owner if self._run else None
 
     def state(self, run: str) -> str:
-        return str(self._run.get("state", ""))
+        return self._run.state if self._run else ""
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
         """Whatever it was, it was of this run."""
@@ -121,34 +122,34 @@ class RunScreen(Base):
         self.query_one(TabbedContent).active = f"pane-{self._tabs[number - 1].TITLE}"
 
 
-def title(run: Json) -> Text:
+def title(run: RunDetails) -> Text:
     left = time_left(run)
     return Text.assemble(
-        (one_line(run["name"]), "bold"),
+        (one_line(run.name), "bold"),
         "  ",
         state_text(run),
-        f"  step {run['step']}/{run['steps']} {bar(share(run), 16)} {share(run):.0%}",
+        f"  step {run.step}/{run.steps} {bar(share(run), 16)} {share(run):.0%}",
         f"  ETA {duration(left)}" if left is not None else "",
     )
 
 
-def facts(run: Json) -> Text:
-    version = run.get("version")
+def facts(run: RunDetails) -> Text:
+    version = run.version
     reason = f"{one_line(why(run))}\n" if why(run) else ""
     parts = [
         f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
         "no version yet" if version is None else f"version @{version}",
-        f"pool {run['pool']}" if run.get("pool") else "no pool",
-        f"attempt {run['attempt']}" if run.get("attempt") else "",
-        f"from {run['origin']}" if run.get("origin") else "",
-        f"by {run.get('owner')}",
+        f"pool {run.pool}" if run.pool else "no pool",
+        f"attempt {run.attempt}" if run.attempt else "",
+        f"from {run.origin}" if run.origin else "",
+        f"by {run.owner}",
     ]
     return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
 
 
-def time_left(run: Json) -> float | None:
+def time_left(run: RunDetails) -> float | None:
     """Seconds, by the last step's; None unless it runs."""
-    pace = (run.get("rates") or {}).get("step_seconds")
-    if run["state"] != "running" or not pace or not run.get("steps"):
+    pace = run.rates.step_seconds
+    if run.state != "running" or not pace or not run.steps:
         return None
-    return float(pace * (run["steps"] - (run["step"] or 0)))
+    return pace * (run.steps - run.step)

@@ -11,7 +11,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.aliases import COLUMNS, Data, Reader, cells, details, moves_text, title, values, version_of
 from lorad.tui.feed import Changes
@@ -85,12 +85,12 @@ class Serving(Base):
     def show(self, data: Data) -> None:
         self._data = data
         self.table.show(
-            {row["alias"]: cells(row, data) for row in data.aliases},
-            {row["alias"]: values(row, data) for row in data.aliases},
+            {row.alias: cells(row, data) for row in data.aliases},
+            {row.alias: values(row, data) for row in data.aliases},
         )
         self.set_class(not data.aliases, "-none")
         self.say_title(title(data))
-        names = {row["alias"] for row in data.aliases} | {version_of(row) for row in data.aliases} | set(data.pools)
+        names = {row.alias for row in data.aliases} | {version_of(row) for row in data.aliases} | set(data.pools)
         self.chat.suggest(sorted(names))
         self.tell()
 
@@ -130,12 +130,12 @@ class Serving(Base):
 
     def owner(self, target: str) -> str | None:
         row = self._data.of(target) if self._data else None
-        return row.get("owner") if row else None
+        return row.owner if row else None
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
         row = self._data.of(event.key) if self._data else None
         if row is not None:
-            self.lorad.open_run(row["run"])
+            self.lorad.open_run(row.run)
 
     # -- the chat ------------------------------------------------------------------------------------------------------
     def action_chat(self) -> None:
@@ -148,7 +148,7 @@ class Serving(Base):
         row = data.of(alias) if data else None
         if data is None or alias is None or row is None:
             return "", ""
-        before = (version_of(move) for move in data.moves if move["version"] is not None) if data.alias == alias else ()
+        before = (version_of(move) for move in data.moves if move.version is not None) if data.alias == alias else ()
         return alias, next((version for version in before if version != version_of(row)), "")
 
     def on_chat_asked(self, message: Chat.Asked) -> None:

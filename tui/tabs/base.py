@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from textual.containers import Vertical
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
 from lorad.tui.feed import Changes
-
-Json = dict[str, Any]
 
 
 class RunTab(Vertical):
@@ -26,7 +25,7 @@ class RunTab(Vertical):
         super().__init__(id=self.TITLE)
         self.run_name = run
 
-    def read(self, client: Client, changes: Changes, run: Json) -> Any | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Any | None:
         """What to show, or None when nothing of it changed. run: as `Client.show` has it."""
         raise NotImplementedError
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 from rich.text import Text
 from textual.app import ComposeResult
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Checkpoint, RunDetails
 from lorad.text import coarse_age, one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.widgets.columns import Column
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -32,7 +33,7 @@ COLUMNS = (
 class Found(NamedTuple):
     """checkpoints: newest first. at: the step that the run is at."""
 
-    checkpoints: list[Json]
+    checkpoints: list[Checkpoint]
     at: int
 
 
@@ -53,15 +54,15 @@ class Checkpoints(RunTab):
         super().__init__(run)
         self._table = Rows(COLUMNS, id="checkpoints-rows")
         self._had: Found | None = None  # what was read last
-        self._found: dict[str, Json] = {}  # by key of their rows, newest first
+        self._found: dict[str, Checkpoint] = {}  # by key of their rows, newest first
 
     def compose(self) -> ComposeResult:
         yield Line(id="checkpoints-head")
         yield self._table
         yield Line(id="checkpoint-facts")
 
-    def read(self, client: Client, changes: Changes, run: Json) -> Found | None:
-        before, at = self._had, int(run["step"] or 0)
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Found | None:
+        before, at = self._had, run.step
         if before is None or any(changes.touch(self.run_name, kind) for kind in KINDS):
             self._had = Found(client.checkpoints(self.run_name)[::-1], at)
         elif at != before.at:
@@ -69,7 +70,7 @@ class Checkpoints(RunTab):
         return None if self._had is before else self._had
 
     def show(self, data: Found) -> None:
-        self._found = {f"{one['step']}.{one.get('attempt', 0)}": one for one in data.checkpoints}
+        self._found = {f"{one.step}.{one.attempt}": one for one in data.checkpoints}
         newest = next(iter(self._found), None)
         self._table.show(
             {key: cells(one, data.at, is_newest=key == newest) for key, one in self._found.items()},
@@ -80,47 +81,46 @@ class Checkpoints(RunTab):
     def _head(self) -> str:
         if not self._found:
             return "No checkpoints yet: resumed, it would begin anew. A paused or stopped run writes one."
-        weight = sum(int(one["bytes"] or 0) for one in self._found.values())
+        weight = sum(one.bytes for one in self._found.values())
         return f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, f forks it."
 
     def on_rows_moved(self) -> None:
-        path = "" if self.chosen is None else str(self.chosen["path"])
+        path = "" if self.chosen is None else str(self.chosen.path)
         self.query_one("#checkpoint-facts", Line).say(one_line(path))
 
     # -- what keys act on --------------------------------------------------------------------------------------------
     @property
-    def chosen(self) -> Json | None:
+    def chosen(self) -> Checkpoint | None:
         return self._found.get(self._table.key or "")
 
     def targets(self, on: str) -> list[str]:
         one = self.chosen if on == "version" else None
-        return [] if one is None else [f"{self.run_name}@{one['version']}"]
+        return [] if one is None else [f"{self.run_name}@{one.version}"]
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
         one = self.chosen
-        return {"from": str(one["step"])} if verb == "resume" and one is not None else {}
+        return {"from": str(one.step)} if verb == "resume" and one is not None else {}
 
     def command(self) -> str:
         return f"lorad checkpoints {shlex.quote(self.run_name)}"
 
 
-def cells(one: Json, at: int, *, is_newest: bool) -> dict[str, Text]:
+def cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
     """at: the step that the run is at."""
-    behind = at - int(one["step"])
+    behind = at - one.step
     plain = {
-        "step": str(one["step"]),
-        "version": f"@{one['version']}",
+        "step": str(one.step),
+        "version": f"@{one.version}",
         "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
-        "size": size(one["bytes"]),
-        "age": coarse_age(one["created_at"]),
-        "path": one_line(str(one["path"])),
+        "size": size(one.bytes),
+        "age": coarse_age(one.created_at),
+        "path": one_line(one.path),
     }
     row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
     word, style = ("● newest, whole", "bold green") if is_newest else ("✔ whole", "green")
     return {**row, "state": Text(word, style=style, no_wrap=True)}
 
 
-def values(one: Json) -> dict[str, float | None]:
+def values(one: Checkpoint) -> dict[str, float | None]:
     """What the table orders by."""
-    created = one["created_at"]
-    return {"step": one["step"], "size": one["bytes"], "age": None if created is None else -float(created)}
+    return {"step": one.step, "size": one.bytes, "age": -one.created_at}

@@ -12,7 +12,8 @@ from textual import work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Run, RunDetails
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
@@ -23,7 +24,7 @@ from lorad.tui.plots import LETTERS, legend, names, plot, title
 from lorad.tui.reading import Part, StepReader
 from lorad.tui.rows import state_text
 from lorad.tui.scene import Scene
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.widgets.chart import RUNS, Chart, Looks
 from lorad.tui.widgets.charts import Charts
 from lorad.tui.widgets.choose import Choose
@@ -67,7 +68,7 @@ class Curves(RunTab):
         return cast("Base", self.screen)
 
     # -- reading -----------------------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: Json) -> list[Part] | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> list[Part] | None:
         return self._reader.read(client, changes, run, self.scene.others, self.scene.wanted) or None
 
     def show(self, data: list[Part]) -> None:
@@ -233,7 +234,7 @@ class Curves(RunTab):
         except LoradError as error:
             self._on.say_error(error)
             return
-        options = {run["name"]: run_line(run, scene.others) for run in runs if run["name"] != scene.run}
+        options = {run.name: run_line(run, scene.others) for run in runs if run.name != scene.run}
         chosen = await self.app.push_screen_wait(Choose("Compare with which run?", options))
         if chosen in scene.others:
             scene.drop(chosen)
@@ -254,7 +255,7 @@ def metric_line(metric: str, value: float | None) -> Text:
     return Text.assemble((f"{names(metric)[0]:<22}", "bold"), f"{short(value):>9}  ", (names(metric)[1], "dim"))
 
 
-def run_line(run: Json, shown: tuple[str, ...]) -> Text:
-    letter = LETTERS[shown.index(run["name"]) + 1] if run["name"] in shown else " "
-    told = Text.assemble(f"{letter} ", (one_line(run["name"]), "bold"), "  ", state_text(run), no_wrap=True)
-    return told.append(f"  {run.get('step') or 0}/{run.get('steps') or '?'}  {short(run.get('reward'))}", "dim")
+def run_line(run: Run, shown: tuple[str, ...]) -> Text:
+    letter = LETTERS[shown.index(run.name) + 1] if run.name in shown else " "
+    told = Text.assemble(f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run), no_wrap=True)
+    return told.append(f"  {run.step}/{run.steps or '?'}  {short(run.reward)}", "dim")

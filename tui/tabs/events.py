@@ -12,13 +12,14 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Event, RunDetails
 from lorad.text import number, one_line
 from lorad.tui import keys
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.happenings import told
 from lorad.tui.log_lines import Words, words
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.widgets.columns import Column
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Cells, Rows
@@ -34,7 +35,7 @@ STYLES = {"warning": "yellow", "removed": "magenta", "rewind": "yellow"}
 class News(NamedTuple):
     """events: oldest first. is_all: there are no others before them."""
 
-    events: list[Json]
+    events: list[Event]
     is_all: bool
 
 
@@ -50,7 +51,7 @@ class Events(RunTab):
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self._events: deque[Json] = deque(maxlen=MOST)
+        self._events: deque[Event] = deque(maxlen=MOST)
         self._rows: dict[str, Cells] = {}  # of all of them, by id
         self._kind = ""  # of which alone; "": of all
         self._words: Words = []
@@ -65,14 +66,14 @@ class Events(RunTab):
     def on_mount(self) -> None:
         self._table = self.query_one(Rows)
 
-    def read(self, client: Client, changes: Changes, run: Json) -> News | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> News | None:
         if changes.everything or len(changes.events) == EVENTS:  # some may have been left out
             found = client.history(self.run_name, limit=HISTORY)
         else:
-            found = [event for event in changes.events if event["run"] == self.run_name and event["id"] > self._last]
+            found = [event for event in changes.events if event.run == self.run_name and event.id > self._last]
         if not found and not changes.everything:
             return None
-        self._last = max((event["id"] for event in found), default=self._last)
+        self._last = max((event.id for event in found), default=self._last)
         return News(found, changes.everything or len(changes.events) == EVENTS)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ class Events(RunTab):
             self._events.clear()
         self._events.extend(data.events)
         made = self._rows
-        self._rows = {str(event["id"]): made.get(str(event["id"])) or cells(event) for event in reversed(self._events)}
+        self._rows = {str(event.id): made.get(str(event.id)) or cells(event) for event in reversed(self._events)}
         self._draw()
 
     def _draw(self) -> None:
@@ -104,8 +105,8 @@ class Events(RunTab):
         return sorted({row["kind"].plain for row in self._rows.values()})
 
     def on_rows_moved(self) -> None:
-        event = next((event for event in self._events if str(event["id"]) == self._table.key), None)
-        self.query_one("#event", Line).say("" if event is None else f"{moment(event['at'])}  {what(event)}")
+        event = next((event for event in self._events if str(event.id) == self._table.key), None)
+        self.query_one("#event", Line).say("" if event is None else f"{moment(event.at)}  {what(event)}")
 
     def command(self) -> str:
         return f"lorad show {shlex.quote(self.run_name)}"
@@ -145,19 +146,19 @@ class Events(RunTab):
         self._table.focus()
 
 
-def cells(event: Json) -> Cells:
-    kind = one_line(str(event["kind"]))
+def cells(event: Event) -> Cells:
+    kind = one_line(event.kind)
     return {
-        "when": Text(when(event["at"]), style="dim"),
+        "when": Text(when(event.at), style="dim"),
         "kind": Text(kind, style=STYLES.get(kind, "")),
         "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
     }
 
 
-def what(event: Json) -> str:
+def what(event: Event) -> str:
     """In words; of a step its main figures too."""
-    metrics = (event.get("data") or {}).get("metrics")
-    if event["kind"] != "step" or not isinstance(metrics, dict):
+    metrics = event.data.get("metrics")
+    if event.kind != "step" or not isinstance(metrics, dict):
         return told(event)
     return ", ".join([told(event), *figures(metrics)])
 

@@ -12,13 +12,14 @@ from textual.events import Click
 from textual.message import Message
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
 from lorad.states import RunState
 from lorad.text import size
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.log_lines import LogLines, clean
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.log import LogView
 
@@ -83,22 +84,22 @@ class Logs(RunTab):
         yield Input(id="log-filter", placeholder='words, "two words", !word', compact=True)
 
     # -- reading, on the feed's thread -------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: Json) -> Part | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Part | None:
         of = self._of
-        log = (of, run.get("attempt") if of == "driver" else run.get("pool"))
+        log = (of, run.attempt if of == "driver" else run.pool)
         is_new = log != self._log or self._offset is None
-        if not is_new and RunState(run["state"]).is_over and not changes.touch(self.run_name):
+        if not is_new and RunState(run.state).is_over and not changes.touch(self.run_name):
             return None
         part = client.logs(self.run_name, of=of, offset=BEGIN if is_new else self._offset or 0)
-        if not is_new and (part["size"] < (self._offset or 0) or part["size"] - part["offset"] > BEHIND):
+        if not is_new and (part.size < (self._offset or 0) or part.size - part.offset > BEHIND):
             part, is_new = client.logs(self.run_name, of=of, offset=BEGIN), True  # it was cut, or runs away
-        self._log, self._offset = log, part["offset"]
-        if not is_new and not part["text"]:
+        self._log, self._offset = log, part.offset
+        if not is_new and not part.text:
             return None
-        text, before = part["text"], 0
-        if is_new and part["size"] > -BEGIN:
+        text, before = part.text, 0
+        if is_new and part.size > -BEGIN:
             text = text.partition("\n")[2]  # the first line is not whole
-            before = part["size"] + BEGIN
+            before = part.size + BEGIN
         return Part(of, sources(run), clean(text), is_new, before)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
@@ -181,12 +182,12 @@ class Logs(RunTab):
         self.query_one(LogView).focus()
 
 
-def sources(run: Json) -> list[str]:
+def sources(run: RunDetails) -> list[str]:
     """The processes of a run that print into logs of their own."""
-    spec = run.get("spec") or {}
+    spec = run.spec
     trainer, rollout = spec.get("trainer") or {}, spec.get("rollout") or {}
     found = ["driver"]
-    if run.get("pool"):
+    if run.pool:
         found.append("pool")
         if trainer.get("backend", "builtin") != "builtin":
             found.append("trainer")

@@ -13,7 +13,8 @@ from textual.containers import Horizontal
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.text import printable
 from lorad.tui import keys
@@ -23,7 +24,7 @@ from lorad.tui.lookup import LIMIT, Ask, Here, Lookup, compared
 from lorad.tui.pace import Pace
 from lorad.tui.prompts import COLUMNS, Step, head, rows, values
 from lorad.tui.samples import HITS, ORDERS, Group, Hit, grouped, hits
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.reader import Block, Reader, Section, Span
 from lorad.tui.widgets.table import Rows
@@ -81,9 +82,9 @@ class Samples(RunTab):
         yield self._input
 
     # -- what is read ------------------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: Json) -> Step | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Step | None:
         """Once for each attempt and step: samples never change."""
-        wanted, newest, attempt = self._wanted, int(run["step"] or 0), int(run.get("attempt") or 0)
+        wanted, newest, attempt = self._wanted, run.step, run.attempt
         at = newest if wanted is None else wanted
         had = self._had
         if had is not None and (had.attempt, had.number) == (attempt, at) and (had.groups or not changes.everything):

@@ -15,13 +15,14 @@ from textual.message import Message
 from textual.suggester import SuggestFromList
 from textual.widgets import Input
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
 from lorad.errors import LoradError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.spec_lines import SAME, Flat, SpecLine, differing, flat, lines, text_of, value_text
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.yaml import rendered
 
@@ -61,8 +62,8 @@ class SpecTab(RunTab):
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self._run: Json = {}
-        self._other: Json | None = None  # the run that it is compared with
+        self._run: RunDetails | None = None
+        self._other: RunDetails | None = None  # the run that it is compared with
         self._all = False
         self._match = 0  # of the lines that have what is searched for
 
@@ -79,20 +80,20 @@ class SpecTab(RunTab):
     def command(self) -> str:
         return f"lorad show {shlex.quote(self.run_name)} --json"
 
-    def read(self, client: Client, changes: Changes, run: Json) -> Json | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> RunDetails | None:
         return run if changes.touch(self.run_name, "state") else None
 
-    def show(self, data: Json) -> None:
+    def show(self, data: RunDetails) -> None:
         self._run = data
         self._draw()
 
     # -- what is shown ------------------------------------------------------------------------------------------------
     @property
     def spec(self) -> Flat:
-        return self._told(self._run)
+        return self._told(self._run) if self._run else {}
 
-    def _told(self, run: Json) -> Flat:
-        values = flat(run["spec"])
+    def _told(self, run: RunDetails) -> Flat:
+        values = flat(run.spec)
         return values if self._all else differing(values)
 
     def _lines(self) -> list[SpecLine]:
@@ -106,7 +107,7 @@ class SpecTab(RunTab):
         return [line for line in found if any(key == line.key or key.startswith(f"{line.key}.") for key in keys_shown)]
 
     def _draw(self) -> None:
-        if not self._run:
+        if self._run is None:
             return
         found = self._lines()
         nothing = "No key differs." if self._other else "Every key has its default."
@@ -117,13 +118,13 @@ class SpecTab(RunTab):
     def _heading(self) -> Text:
         what = "All keys" if self._all else "What is not the default"
         if self._other is not None:
-            what = f"Against {self._other['name']}: ~ another value, + only here, - only there"
+            what = f"Against {self._other.name}: ~ another value, + only here, - only there"
             what += "" if self._all else "; defaults left out"
         told = [Text(one_line(what))]
-        for attempt in self._run.get("attempts", []):
-            if attempt.get("changed"):
-                changed = ", ".join(f"~ {key}={value_text(value)}" for key, value in attempt["changed"].items())
-                told.append(Text(one_line(f"Attempt {attempt['attempt']} changed: {changed}")))
+        for attempt in self._run.attempts if self._run else ():
+            if attempt.changed:
+                changed = ", ".join(f"~ {key}={value_text(value)}" for key, value in attempt.changed.items())
+                told.append(Text(one_line(f"Attempt {attempt.attempt} changed: {changed}")))
         return Text("\n").join(told)
 
     # -- searching ----------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class SpecTab(RunTab):
     async def complete(self) -> None:
         with contextlib.suppress(LoradError):
             runs = await asyncio.to_thread(cast("Base", self.screen).lorad.client.list, all=True, limit=NAMES)
-            names = [run["name"] for run in runs if run["name"] != self.run_name]
+            names = [run.name for run in runs if run.name != self.run_name]
             self.query_one("#spec-other", Input).suggester = SuggestFromList(names)
 
     # -- keys ---------------------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from rich.text import Text
 from textual.app import ComposeResult
 
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails, Version
 from lorad.text import one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.pace import Pace
-from lorad.tui.tabs.base import Json, RunTab
+from lorad.tui.tabs.base import RunTab
 from lorad.tui.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -59,7 +60,7 @@ class Versions(RunTab):
         self._pace, self._is_stale = Pace(), True
         self._forks: dict[str, int] = {}
         self._history = History([], 0, None, "", {})
-        self._versions: dict[str, Json] = {}  # by key of their rows
+        self._versions: dict[str, Version] = {}  # by key of their rows
         self._painter = Painter()  # the feed's thread's
 
     def compose(self) -> ComposeResult:
@@ -68,7 +69,7 @@ class Versions(RunTab):
         yield Line(id="version-facts")
 
     # -- what is shown -----------------------------------------------------------------------------------------------
-    def read(self, client: Client, changes: Changes, run: Json) -> Shown | None:
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Shown | None:
         """All of them, which takes a while where there are thousands, and is done the less often then."""
         if changes.everything or any({"forked", "removed"} & kinds for kinds in changes.kinds.values()):
             self._forks, self._is_stale = forks(client.list(all=True, limit=RUNS), self.run_name), True
@@ -84,7 +85,7 @@ class Versions(RunTab):
     def show(self, data: Shown) -> None:
         is_first = not self._history.versions
         self._history = data.known
-        self._versions = {str(version["version"]): version for version in data.known.versions}
+        self._versions = {str(version.version): version for version in data.known.versions}
         self._table.show(data.rows)
         if is_first:
             self.action_current()
@@ -94,13 +95,13 @@ class Versions(RunTab):
         known, versions = self._history, self._history.versions
         if not versions:
             return Text("No versions yet: the first one is published before the first step.")
-        weight = sum(int(one.get("bytes") or 0) for one in versions if one["path"] is not None)
+        weight = sum(one.bytes for one in versions if one.path is not None)
         parts = [
             f"{len(versions) + known.left_out} versions"
             + (f", the newest {len(versions)} here" * bool(known.left_out)),
             "none is current" if known.current is None else f"◉ current @{known.current}",
-            f"{sum(bool(one['pinned']) for one in versions)} pinned",
-            f"{sum(bool(one['loaded']) for one in versions)} loaded",
+            f"{sum(one.pinned for one in versions)} pinned",
+            f"{sum(one.loaded for one in versions)} loaded",
             f"{size(weight)} on disk",
             f"{len(known.forks)} fork{'s' * (len(known.forks) > 1)}" if known.forks else "",
             "● counts, ○ rewound",
@@ -126,7 +127,7 @@ class Versions(RunTab):
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
         """To be served: under the name that serves another version of this run."""
-        names = [name for version in self._history.versions for name in version["aliases"]]
+        names = [name for version in self._history.versions for name in version.aliases]
         return {"alias": names[0]} if verb == "swap" and len(names) == 1 else {}
 
     def command(self) -> str:

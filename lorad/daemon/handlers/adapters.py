@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
+from lorad.client.shapes import Version
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
 from lorad.daemon.pools import refresh
@@ -15,7 +15,7 @@ from lorad.store.rows import VersionRow
 from lorad.store.versions import versions
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Version]:
     run = call.text("run")
     if run is not None:
         runs.get(ctx.store, run)
@@ -24,6 +24,6 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     return await asyncio.to_thread(views, ctx, rows)
 
 
-def views(ctx: Context, rows: list[VersionRow]) -> list[dict[str, Any]]:
+def views(ctx: Context, rows: list[VersionRow]) -> list[Version]:
     """Looks for the files of each, which takes a while where there are thousands."""
     return [version_view(ctx, row) for row in rows]

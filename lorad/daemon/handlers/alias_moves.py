@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec import to_builtins
-
+from lorad.client.shapes import Move
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
+from lorad.daemon.views import of_row
 from lorad.store.aliases import get, moves
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Move]:
     """Newest first, those of an alias that was removed too. Raises NotFound for one that never was."""
     alias = call.request.match_info["alias"]
     found = await ctx.read(moves, alias)
     if not found:
         get(ctx.store, alias)
-    return [to_builtins(row) for row in seen_by_run(ctx, call.caller, found)]
+    return [of_row(Move, row) for row in seen_by_run(ctx, call.caller, found)]

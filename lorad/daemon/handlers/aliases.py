@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
+from lorad.client.shapes import ServedAlias
 from lorad.daemon.access import of_alias, seen_aliases
 from lorad.daemon.context import Context
 from lorad.daemon.identity import name_of
 from lorad.daemon.request import Call
 from lorad.daemon.traffic import traffic_of
+from lorad.daemon.views import of_row
 from lorad.store.aliases import rollbacks
 from lorad.store.versions import held_versions
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[ServedAlias]:
     rows = seen_aliases(ctx, call.caller)
     owners = [of_alias(ctx, row).owner_uid for row in rows]
     names = {uid: name_of(uid) for uid in {*owners}}
     steps = {(version.run, version.version): version.step for version in held_versions(ctx.store)}
-    traffic = msgspec.to_builtins(await traffic_of(ctx, rows))
+    traffic = await traffic_of(ctx, rows)
     before = {alias: f"{run}@{version}" for alias, (run, version) in rollbacks(ctx.store).items()}
     return [
-        msgspec.to_builtins(row)
-        | {"owner": names[uid], "step": steps.get((row.run, row.version)), "traffic": traffic[row.alias]}
-        | {"previous": before.get(row.alias)}
+        of_row(
+            ServedAlias,
+            row,
+            owner=names[uid],
+            step=steps.get((row.run, row.version)),
+            traffic=traffic[row.alias],
+            previous=before.get(row.alias),
+        )
         for row, uid in zip(rows, owners, strict=True)
     ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec import to_builtins
-
+from lorad.client.shapes import Checkpoint
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
+from lorad.daemon.views import of_row
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Checkpoint]:
     runs.get(ctx.store, call.run)
-    return [to_builtins(row) for row in await ctx.read(checkpoints, call.run)]
+    return [of_row(Checkpoint, row) for row in await ctx.read(checkpoints, call.run)]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import msgspec
-
+from lorad.client.box_shapes import Census
 from lorad.daemon.census import of_home
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Census:
     """Reads all of it, on a connection of its own."""
-    return dict(msgspec.to_builtins(await asyncio.to_thread(of_home, ctx.home, ctx.runs_root)))
+    return await asyncio.to_thread(of_home, ctx.home, ctx.runs_root)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import psutil
 
+from lorad.client.box_shapes import Device, DeviceProcess, Lease
+from lorad.daemon import devices
 from lorad.daemon.context import Context
-from lorad.daemon.devices import Device
 from lorad.daemon.foreign import Sight, fresh
 from lorad.daemon.holders import lease_of
 from lorad.daemon.leases import Holder
@@ -17,7 +17,7 @@ from lorad.daemon.request import Call
 CPU_SECONDS = 0.05  # over which the use of the CPU is measured
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Device]:
     await fresh(ctx)
     cpu = await asyncio.to_thread(look_at_cpu) if ctx.devices[0].is_cpu else None
     return [device_view(ctx, device, cpu or ctx.sights.seen.get(device.uuid)) for device in ctx.devices]
@@ -29,31 +29,23 @@ def look_at_cpu() -> Sight:
     return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(CPU_SECONDS) / 100)
 
 
-def device_view(ctx: Context, device: Device, sight: Sight | None) -> dict[str, Any]:
-    """`pool`: of this daemon; the lease names those of others as well."""
+def device_view(ctx: Context, device: devices.Device, sight: Sight | None) -> Device:
     here = [pool.id for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.setup.names]
     lease = lease_of(ctx, device)
-    return {
-        "device": device.name,
-        "name": device.label,
-        "memory_total": device.memory_total,
-        "memory_used": sight.memory_used if sight else 0,
-        "utilization": sight.utilization if sight else None,
-        "pool": here[0] if here else None,
-        "lease": lease_view(lease) if lease else None,
-        "processes": [
-            {"pid": one.pid, "user": one.user, "name": one.name, "memory": one.memory, "ours": one.ours}
+    return Device(
+        device=device.name,
+        name=device.label,
+        memory_total=device.memory_total,
+        memory_used=sight.memory_used if sight else 0,
+        utilization=sight.utilization if sight else None,
+        pool=here[0] if here else None,
+        lease=lease_view(lease) if lease else None,
+        processes=[
+            DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
             for one in (sight.processes if sight else ())
         ],
-    }
+    )
 
 
-def lease_view(lease: Holder) -> dict[str, Any]:
-    return {
-        "pool": lease.pool,
-        "uid": lease.uid,
-        "user": lease.user,
-        "why": lease.why,
-        "since": lease.since,
-        "free_after": lease.idle_timeout,
-    }
+def lease_view(lease: Holder) -> Lease:
+    return Lease(lease.pool, lease.uid, lease.user, lease.why, lease.since, lease.idle_timeout)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from lorad.client.shapes import Event
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call, Caller
+from lorad.daemon.views import of_row
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0
 MOST = 1000  # of the last ones
 
 
-async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
     """`after=-1`: only new ones; `idle` tells a reader that the line is up. `last`: so many, and no stream."""
     run, after = call.text("run"), call.number("after", 0)
     if run is not None:
         runs.get(ctx.store, run)
     if call.text("last") is not None:
         wanted = min(max(call.number("last", 0), 0), MOST)
-        rows = seen_by_run(ctx, call.caller, await ctx.read(events.newest, wanted, run))
-        return [msgspec.to_builtins(row) for row in rows]
+        found = await ctx.read(events.newest, wanted, run)
+        return [of_row(Event, row) for row in seen_by_run(ctx, call.caller, found)]
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     cursor = events.last_id(ctx.store) if after < 0 else after
     await response.prepare(call.request)
@@ -55,4 +56,4 @@ async def send(ctx: Context, caller: Caller, response: web.StreamResponse, curso
 
 
 def idle(cursor: int) -> bytes:
-    return msgspec.json.encode({"id": cursor, "at": time.time(), "run": None, "kind": "idle", "data": {}}) + b"\n"
+    return msgspec.json.encode(Event(cursor, time.time(), None, "idle")) + b"\n"

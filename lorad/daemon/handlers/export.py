@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from lorad.adapters.directory import MANIFEST, amend, read_manifest, verify
 from lorad.adapters.peft import CONFIG
 from lorad.bounds import JSON_BYTES
+from lorad.client.shapes import Exported
 from lorad.daemon.as_user import as_user
 from lorad.daemon.context import Context
 from lorad.daemon.copying import files_into
@@ -28,7 +28,7 @@ class Body(Struct):
     directory: str
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Exported:
     """Raises NotFound, IntegrityError, Conflict (the directory is there and not empty), StorageError."""
     version = find_version(ctx, call.request.match_info["version"])
     target = Path(call.json(Body).directory)
@@ -37,7 +37,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     owner, caller = ctx.user(runs.get(ctx.store, version.run).owner_uid), ctx.user(call.caller.uid)
     with in_hand(ctx, version):
         await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
-    return {"version": f"{version.run}@{version.version}", "path": str(target), "sha256": version.sha256}
+    return Exported(f"{version.run}@{version.version}", str(target), version.sha256)
 
 
 def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:

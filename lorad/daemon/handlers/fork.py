@@ -6,13 +6,14 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
+from lorad.client.shapes import Forked
 from lorad.daemon import reference
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import bases_of
@@ -28,7 +29,7 @@ from lorad.daemon.preflight import preflight
 from lorad.daemon.reference import Begins, Staged
 from lorad.daemon.request import Call
 from lorad.daemon.versions import await_files, find_version, has_files, in_hand
-from lorad.daemon.views import run_view, spec_at
+from lorad.daemon.views import extended, run_view, spec_at
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
 from lorad.paths import RunDir
 from lorad.spec_text import overridden, override
@@ -57,7 +58,7 @@ class Start(NamedTuple):
     trained: Spec | None = None
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Forked:
     """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError."""
     body, version = call.json(Body), find_version(ctx, call.request.match_info["version"])
     parent = runs.get(ctx.store, version.run)
@@ -81,7 +82,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         discard(staged)
         reference.clear(kl)
     ctx.waker.poke()
-    return run_view(row) | {"warnings": request.facts.warnings}
+    return extended(Forked, run_view(row), warnings=request.facts.warnings)
 
 
 def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
+from lorad.client.box_shapes import Collected, Deleted, KeptVersion
 from lorad.daemon.access import is_admin, owns, seen_aliases
 from lorad.daemon.context import Context
 from lorad.daemon.disk import measure
@@ -28,7 +28,7 @@ class Body(Struct):
     dry_run: bool = False
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Collected:
     """By the rules of each run's `checkpoint` section; what was pinned, aliased or loaded meanwhile stays."""
     body = call.json(Body)
     await refresh(ctx)
@@ -36,16 +36,16 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     doomed = [item for item in await found(ctx, call.caller) if item.path in sizes]
     if not body.dry_run:
         doomed = await deleted_of(ctx, call.caller.uid, doomed)
-    deleted = [{"run": i.run, "path": str(i.path), "bytes": sizes[i.path], "why": i.why} for i in doomed]
-    answer = {"deleted": deleted, "bytes": sum(sizes[item.path] for item in doomed), "dry_run": body.dry_run}
-    return answer | {"kept": kept(ctx, call.caller)}
+    deleted = [Deleted(item.run, str(item.path), sizes[item.path], item.why) for item in doomed]
+    total = sum(sizes[item.path] for item in doomed)
+    return Collected(deleted, total, body.dry_run, kept(ctx, call.caller))
 
 
-def kept(ctx: Context, caller: Caller) -> list[dict[str, str]]:
+def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
     """Versions that stay although nothing serves them: an alias of the caller's would go back to them."""
     before = rollbacks(ctx.store)
     return [
-        {"alias": row.alias, "version": "{}@{}".format(*before[row.alias])}
+        KeptVersion(row.alias, "{}@{}".format(*before[row.alias]))
         for row in seen_aliases(ctx, caller)
         if row.alias in before
     ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from lorad.bounds import POOL_TOKENS
+from lorad.client.shapes import Completion, Generated
 from lorad.daemon.access import must_see
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import refuse_other_base
@@ -49,7 +51,7 @@ class Body(Struct):
     sampling: Wish = Wish()
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Generated:
     """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
     body = call.json(Body)
     if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
@@ -64,10 +66,10 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
             data = spec_of(run).data if await is_chat(ctx, run) else None
             wish = partial(ask, ctx, pool, version, body, data)
             completions = await in_thread(ctx, pool.setup.owner, wish)
-    return {"version": name_of(version), "completions": completions}
+    return Generated(name_of(version), completions)
 
 
-def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[dict[str, Any]]:
+def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[Completion]:
     """The completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
     wish, user = body.sampling, ctx.user(pool.setup.owner)
     process = None if user is None else (user.command([], Path("/")), user.environment)
@@ -87,22 +89,21 @@ def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | 
         stop=tuple(wish.stop),
         stream=False,
     )
-    found: dict[int, dict[str, Any]] = {i: {"text": "", "tokens": [], "finish": None} for i in range(wish.n)}
+    found = {i: Completion("") for i in range(wish.n)}
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         connection.call("load_version", load_of(version))
         for item in connection.stream("serve", Generate(name_of(version), prompts, sampling)):
             for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
                 take(chunk, found, wish.max_new_tokens)
-    return [one | {"text": tokenizer.completion(one["tokens"], wish.stop)} for one in found.values()]
+    return [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]
 
 
-def take(chunk: Chunk, found: dict[int, dict[str, Any]], most: int) -> None:
+def take(chunk: Chunk, found: dict[int, Completion], most: int) -> None:
     """Raises PoolLost for what no pool answers to the question: it is a process of a user's."""
     one = found.get(chunk.index)
-    if one is None or len(one["tokens"]) + chunk.tokens.size > most:
+    if one is None or len(one.tokens) + chunk.tokens.size > most:
         raise PoolLost("the pool answers with more than it was asked for", hint="Is it of another lorad?")
-    one["tokens"] += chunk.tokens.tolist()
-    one["finish"] = chunk.finish or one["finish"]
+    found[chunk.index] = replace(one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish)
 
 
 def check_length(prompt: int, new: int, model: Path) -> None:

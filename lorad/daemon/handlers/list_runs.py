@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Run
 from lorad.daemon.access import seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
@@ -13,7 +12,7 @@ from lorad.store import runs
 MOST_NAMES = 100
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Run]:
     """names: of those alone. limit: at most so many of those that ended; 0: all."""
     if (names := call.text("names")) is not None:
         rows = await ctx.read(runs.list_named, names.split(",")[:MOST_NAMES])

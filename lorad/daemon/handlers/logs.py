@@ -6,9 +6,9 @@ import asyncio
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from lorad.bounds import LINE_CHARACTERS
+from lorad.client.shapes import LogPart
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.request import Call
 from lorad.daemon.rotate import cut_before
@@ -22,7 +22,7 @@ SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
 MOST = 1 << 20  # bytes in one answer
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> LogPart:
     run = runs.get(ctx.store, call.run)
     path = log_of(ctx, run, call.text("of") or "driver")
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
@@ -49,8 +49,8 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     return pool.attempt().log
 
 
-def read(path: Path, offset: int, limit: int) -> dict[str, Any]:
-    """{text, offset, size}; a negative offset counts from the end. Cuts no character in two.
+def read(path: Path, offset: int, limit: int) -> LogPart:
+    """A negative offset counts from the end. Cuts no character in two.
 
     Offsets count what was cut from the log as well. One that is past the end is of another log: this one begins.
     """
@@ -62,10 +62,10 @@ def read(path: Path, offset: int, limit: int) -> dict[str, Any]:
             file.seek(start)
             data = file.read(max(0, min(limit, MOST)))
     except OSError:  # none yet, or something that is no log
-        return {"text": "", "offset": 0, "size": 0}
+        return LogPart("")
     if start + len(data) < size:
         data = whole_characters(data)
-    return {"text": shown(data.decode(errors="replace")), "offset": cut + start + len(data), "size": cut + size}
+    return LogPart(shown(data.decode(errors="replace")), cut + start + len(data), cut + size)
 
 
 def shown(text: str) -> str:

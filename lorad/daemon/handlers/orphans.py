@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
+from lorad.client.box_shapes import Orphan
 from lorad.daemon.context import Context
 from lorad.daemon.orphans import find_orphans
 from lorad.daemon.request import Call
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Orphan]:
     return await asyncio.to_thread(find_orphans, ctx.home)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
+from lorad.client.shapes import LogPart
 from lorad.daemon.access import is_admin, must_be_admin
 from lorad.daemon.context import Context
 from lorad.daemon.gateway import gateway_of, public_gateway
@@ -15,7 +15,7 @@ from lorad.daemon.request import Call
 from lorad.errors import SpecError
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> LogPart:
     """Raises SpecError; NotAllowed for the daemon's own log, which tells of all users."""
     path = log_of(ctx, call, call.text("of") or "daemon")
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))

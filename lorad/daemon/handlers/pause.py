@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Run
 from lorad.daemon.context import Context
 from lorad.daemon.handlers.stop import refuse_ended
 from lorad.daemon.request import Call
@@ -13,7 +12,7 @@ from lorad.states import Move, RunState
 from lorad.store import runs
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Run:
     """Raises Conflict when the run is over, or is being stopped for good."""
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)

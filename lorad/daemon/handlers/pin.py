@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Version
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.table import write_table
@@ -13,7 +12,7 @@ from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version, set_pinned
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Version:
     """Raises NotFound, Conflict (its files are gone)."""
     version = find_version(ctx, call.request.match_info["version"])
     with in_hand(ctx, version):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.box_shapes import Pool
 from lorad.daemon.access import sees
 from lorad.daemon.context import Context
 from lorad.daemon.pools import refresh
@@ -11,7 +10,7 @@ from lorad.daemon.request import Call
 from lorad.daemon.views import pool_view
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Pool]:
     await refresh(ctx)
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     return [pool_view(ctx, pool) for pool in up if sees(ctx, call.caller, pool.setup.owner)]

@@ -8,9 +8,9 @@ import logging
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from lorad.adapters.directory import TEMPORARY, discard
+from lorad.client.shapes import Removed
 from lorad.daemon.context import Context
 from lorad.daemon.prune import REMOVED
 from lorad.daemon.request import Call
@@ -21,7 +21,7 @@ from lorad.store import runs
 log = logging.getLogger("lorad.daemon")
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Removed:
     """Raises Conflict while it works or is queued, or an alias serves one of its versions."""
     run = runs.get(ctx.store, call.run)
     if not RunState(run.state).is_over:
@@ -29,7 +29,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
     ctx.waker.poke()
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
-    return {"name": call.run, "removed": True}
+    return Removed(call.run)
 
 
 def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import RemovedAlias
 from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
@@ -11,7 +10,7 @@ from lorad.daemon.table import write_table
 from lorad.store import aliases, runs
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> RemovedAlias:
     """Raises NotFound, StorageError (the gateway has not heard of it yet), NotAllowed.
 
     Whoever made the alias may end it, and so may the owner of the run that it serves: it keeps their files.
@@ -27,4 +26,4 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
     ctx.served += 1
     ctx.waker.poke()
     write_table(ctx)
-    return {"alias": alias, "removed": True}
+    return RemovedAlias(alias)

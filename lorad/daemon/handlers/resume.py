@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
+from lorad.client.shapes import Resumed
 from lorad.daemon.bases import inputs_of
 from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
 from lorad.daemon.limits import refuse_priority
@@ -18,7 +19,7 @@ from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.preflight import preflight
 from lorad.daemon.processes import write_json
 from lorad.daemon.request import Call
-from lorad.daemon.views import run_view, spec_at
+from lorad.daemon.views import extended, run_view, spec_at
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
 from lorad.spec_text import overridden, override
@@ -40,7 +41,7 @@ class Body(Struct):
     overrides: list[str] = []
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Resumed:
     """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to do, or
     another one came first), SpecError (an override that does not fit).
     """
@@ -75,7 +76,8 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
             keep(ctx, run, request)
     ctx.waker.poke()
     warnings = request.facts.warnings if request else []
-    return run_view(runs.get(ctx.store, call.run)) | {"warnings": warnings, "changed_inputs": changed_inputs}
+    row = runs.get(ctx.store, call.run)
+    return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
 
 
 def refuse_live_or_imported(run: RunRow) -> None:

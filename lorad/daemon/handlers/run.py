@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from lorad.client.shapes import Run
 from lorad.daemon.context import Context, Request
 from lorad.daemon.limits import refuse_priority
 from lorad.daemon.making import anchored, create, fresh_name, make_directory, refuse_used
@@ -30,7 +30,7 @@ class Body(Struct):
     name: str | None = None
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Run:
     """Raises SpecError, Conflict (the name is in use), StorageError, and for a reference what `staged` raises; then
     nothing was made.
     """

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from lorad.bounds import ANSWER_BYTES, SAMPLE_TEXT, SAMPLES_BYTES
+from lorad.client.shapes import Sample
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Call
@@ -18,8 +19,10 @@ from lorad.files import read_file
 from lorad.store import runs
 from lorad.store.metrics import samples_file
 
+DECODER = msgspec.json.Decoder(Sample)
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+
+async def handle(ctx: Context, call: Call) -> list[Sample]:
     """Of `step`, else of the last one, if there is one. Raises NotFound, IntegrityError."""
     run = runs.get(ctx.store, call.run)
     step = call.number("step", run.step)
@@ -32,7 +35,7 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     return await on_behalf(ctx, run.owner_uid, read, path, samples.sha256, call.number("limit", 1000))
 
 
-def read(path: Path, sha256: str, limit: int) -> list[dict[str, Any]]:
+def read(path: Path, sha256: str, limit: int) -> list[Sample]:
     """The first `limit` samples of a whole file."""
     try:
         data = read_file(path, SAMPLES_BYTES, links=False)
@@ -48,17 +51,18 @@ def read(path: Path, sha256: str, limit: int) -> list[dict[str, Any]]:
         raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
 
 
-def shown(lines: Sequence[bytes]) -> Iterator[Any]:
+def shown(lines: Sequence[bytes]) -> Iterator[Sample]:
     """As many as fit an answer, with long texts cut."""
     size = 0
     for line in lines:
         if (size := size + min(len(line), 2 * SAMPLE_TEXT)) > ANSWER_BYTES:
             return
-        sample = msgspec.json.decode(line)
-        if len(line) > SAMPLE_TEXT and isinstance(sample, dict):
-            sample = {key: _cut(value) for key, value in sample.items()}
+        sample = DECODER.decode(line)
+        if len(line) > SAMPLE_TEXT:
+            long = {key: value for key, value in asdict(sample).items() if isinstance(value, str)}
+            sample = replace(sample, **{key: _cut(value) for key, value in long.items()})
         yield sample
 
 
-def _cut(value: Any) -> Any:
-    return value[:SAMPLE_TEXT] + "…" if isinstance(value, str) and len(value) > SAMPLE_TEXT else value
+def _cut(value: str) -> str:
+    return value[:SAMPLE_TEXT] + "…" if len(value) > SAMPLE_TEXT else value

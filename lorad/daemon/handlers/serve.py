@@ -6,18 +6,19 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.adapter import Outline
 from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
+from lorad.client.shapes import Alias, Served
 from lorad.daemon import imports
 from lorad.daemon.access import must_own, of_alias, of_run, owns
 from lorad.daemon.context import Context, Request, spec_of
-from lorad.daemon.gateway import addresses, gateway_up
+from lorad.daemon.gateway import base_url, gateway_socket, gateway_up
 from lorad.daemon.guests import guest, load
 from lorad.daemon.handlers.swap import move, tell_gateway
 from lorad.daemon.identity import User
@@ -30,6 +31,7 @@ from lorad.daemon.preflight import preflight
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.serving import set_serving
 from lorad.daemon.versions import in_hand
+from lorad.daemon.views import of_row
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation
 from lorad.spec_text import overridden, override
@@ -62,7 +64,7 @@ class Body(Struct):
     overrides: list[str] = []
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Served:
     """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed, PoolLost."""
     body = call.json(Body)
     spec = await in_thread(ctx, call.caller.uid, base_spec, body, ctx.user(call.caller.uid))
@@ -94,7 +96,7 @@ def base_spec(body: Body, user: User | None) -> Spec:
     return anchored(spec, Path(body.cwd), user)
 
 
-async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> dict[str, Any]:
+async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
     """Serve the aliases that the base has, those of one's own runs. Raises SpecError when it has none."""
     rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
     found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
@@ -203,6 +205,6 @@ def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attes
     return row
 
 
-def answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> dict[str, Any]:
+def answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
     ctx.waker.poke()
-    return {"pool": pool.id, "aliases": to_builtins(rows), **addresses(ctx)}
+    return Served(pool.id, [of_row(Alias, row) for row in rows], gateway_socket(ctx), base_url(ctx))

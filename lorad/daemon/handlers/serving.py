@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
+from lorad.client.shapes import Serving
 from lorad.daemon.access import must_see
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context, request_of
@@ -21,7 +20,7 @@ class Body(Struct):
     model: str
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Serving:
     """Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses."""
     model = call.json(Body).model
     version = find_version(ctx, model)
@@ -30,12 +29,12 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         async with guest(ctx, run) as pool:
             refuse_other_base(ctx, run, pool)
             await load(ctx, pool, version, keep=version.pinned or bool(version.aliases))
-    return {
-        "model": model,
-        "run": version.run,
-        "version": version.version,
-        "sha256": version.sha256,
-        "socket": pool.setup.socket,
-        "model_path": request_of(run).model_path,
-        "chat_template": await is_chat(ctx, run),
-    }
+    return Serving(
+        model=model,
+        run=version.run,
+        version=version.version,
+        sha256=version.sha256,
+        socket=pool.setup.socket,
+        model_path=request_of(run).model_path,
+        chat_template=await is_chat(ctx, run),
+    )

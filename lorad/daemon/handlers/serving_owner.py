@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
+from lorad.client.shapes import ServingOwner
 from lorad.daemon.access import must_see
 from lorad.daemon.context import Context
 from lorad.daemon.gateway import want_gateway_of
@@ -20,9 +19,9 @@ class Body(Struct):
     model: str
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> ServingOwner:
     """Raises NotFound. No pool is started."""
     version = find_version(ctx, call.json(Body).model)
     run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
     want_gateway_of(ctx, run.owner_uid)
-    return {"version": name_of(version), "owner_uid": run.owner_uid}
+    return ServingOwner(name_of(version), run.owner_uid)

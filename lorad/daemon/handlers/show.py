@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import RunDetails
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import history, show_view
 from lorad.store import runs
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> RunDetails:
     run = runs.get(ctx.store, call.run)
     return show_view(ctx, run, await ctx.read(history, run))

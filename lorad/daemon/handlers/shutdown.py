@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from msgspec import Struct
 
+from lorad.client.box_shapes import Shutdown, StayingPool
 from lorad.daemon.context import Context
 from lorad.daemon.gateway import gateway_socket, stop_gateway
 from lorad.daemon.leases import timeout_of
@@ -23,7 +23,7 @@ class Body(Struct):
     pools: bool = False
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Shutdown:
     body = call.json(Body)
     async with ctx.parting:
         ctx.close()  # from here on nothing starts another pool
@@ -34,12 +34,12 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
             await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
         staying = [stay(ctx, pool, serves=serves) for pool in up if pool.process.is_up]
         ended = [pool.id for pool in up if not pool.process.is_up]
-        return {"pid": os.getpid(), "gateway": stopped, "ended": ended, "staying": staying}
+        return Shutdown(os.getpid(), stopped, ended, staying)
 
 
-def stay(ctx: Context, pool: Pool, *, serves: bool) -> dict[str, Any]:
+def stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
     """Why a pool stays up without a daemon, and the seconds for which it may be idle from now on."""
     runs = [run.name for run in tenants_of(ctx, pool)]
     kept = pool.status.kept if pool.status and serves else []
     idle = 0.0 if runs else pool.idle_seconds
-    return {"pool": pool.id, "runs": runs, "serves": kept, "seconds": max(0.0, timeout_of(ctx, pool) - idle)}
+    return StayingPool(pool.id, runs, kept, max(0.0, timeout_of(ctx, pool) - idle))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from lorad.client.shapes import Step
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
+from lorad.daemon.views import of_row
 from lorad.store import metrics, runs
-from lorad.store.rows import StepRow
 
 
-async def handle(ctx: Context, call: Call) -> list[StepRow]:
+async def handle(ctx: Context, call: Call) -> list[Step]:
     runs.get(ctx.store, call.run)
     after, limit, every = call.number("after", 0), call.number("limit", 10000), call.number("every", 1)
     if every > 1:
-        return await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
-    return await ctx.read(metrics.steps, call.run, after, limit)
+        found = await ctx.read(metrics.sparse_steps, call.run, every, after, limit)
+    else:
+        found = await ctx.read(metrics.steps, call.run, after, limit)
+    return [of_row(Step, row) for row in found]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Run
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
@@ -13,7 +12,7 @@ from lorad.store import runs
 from lorad.store.rows import RunRow
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Run:
     """Raises Conflict when the run has ended."""
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)

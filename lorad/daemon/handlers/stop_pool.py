@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.box_shapes import Pool
 from lorad.daemon.context import Context
 from lorad.daemon.pools import look_at_process, stop_pool
 from lorad.daemon.request import Call
@@ -12,7 +11,7 @@ from lorad.daemon.views import pool_view
 from lorad.errors import Conflict, NotFound
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Pool:
     """With `force`, the runs in it end with reason `lost` and can be resumed. Raises NotFound when it is not up,
     Conflict while a run or a request uses it, or while it is kept up to serve."""
     name, force = call.request.match_info["pool"], bool(call.number("force", 0))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
+from lorad.client.shapes import StoppedServing
 from lorad.daemon.access import must_own, of_run, owns
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.request import Call
@@ -21,7 +20,7 @@ class Body(Struct):
     model: str
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> StoppedServing:
     """Of a base, one's own. Raises NotFound, NotAllowed."""
     model, serving = call.json(Body).model, runs.that_serve(ctx.store)
     meant = [run for run in serving if is_meant(ctx, run, model)]
@@ -35,7 +34,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         for name in names:
             events.append(ctx.store, name, "serving", {"stopped": True, "by": call.caller.name})
     ctx.waker.poke()
-    return {"model": model, "runs": names}
+    return StoppedServing(model, names)
 
 
 def is_meant(ctx: Context, run: RunRow, model: str) -> bool:

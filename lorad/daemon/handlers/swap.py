@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 
 from lorad.bounds import ALIASES, FOREIGN_ALIASES
+from lorad.client.shapes import Swapped, Verdict
 from lorad.daemon.access import is_admin, must_own, must_see, of_alias
 from lorad.daemon.bases import refuse_other_base
 from lorad.daemon.context import Context
-from lorad.daemon.gateway import addresses, gateway_up
+from lorad.daemon.gateway import base_url, gateway_socket, gateway_up
 from lorad.daemon.guests import guest, load
 from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Call, Caller
 from lorad.daemon.table import write_table
 from lorad.daemon.versions import await_files, check_files, find_version, in_hand, name_of
+from lorad.daemon.views import of_row
 from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.protocol.calls import Attestation
 from lorad.store import aliases, runs
@@ -31,7 +32,7 @@ class Body(Struct):
     rollback: bool = False
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Swapped:
     """Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then the alias
     serves what it served. Swaps of one alias go one after another.
     """
@@ -52,9 +53,15 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
         tell_gateway(ctx, alias)
     seconds = time.monotonic() - started
     await gateway_up(ctx)
-    told = {"verdict": attestation.verdict, "detail": attestation.detail}
-    previous = name_of(before) if before else None
-    return {**to_builtins(row), "previous": previous, "attestation": told, "seconds": seconds, **addresses(ctx)}
+    return of_row(
+        Swapped,
+        row,
+        previous=name_of(before) if before else None,
+        attestation=Verdict(attestation.verdict, attestation.detail),
+        seconds=seconds,
+        gateway=gateway_socket(ctx),
+        url=base_url(ctx),
+    )
 
 
 def wanted(ctx: Context, alias: str, body: Body) -> VersionRow:

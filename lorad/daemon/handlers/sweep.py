@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lorad.client.shapes import StartedSweep
 from lorad.daemon.context import Context, Request
 from lorad.daemon.grid import axes_of, points_of
 from lorad.daemon.handlers.sweeps import sweep_view
@@ -23,6 +24,7 @@ from lorad.daemon.preflight import preflight
 from lorad.daemon.reference import Staged, clear, refuse_other_model, settle, staged
 from lorad.daemon.request import Call
 from lorad.daemon.sweeps import Wish, halving_of
+from lorad.daemon.views import extended
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import doubts, refuse_contradictions
@@ -51,7 +53,7 @@ class Point(NamedTuple):
     overrides: list[str]
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> StartedSweep:
     """Raises SpecError (it begins with the point to blame), Conflict, StorageError; then nothing was made."""
     body = call.json(Body)
     user = ctx.user(call.caller.uid)
@@ -82,7 +84,7 @@ async def handle(ctx: Context, call: Call) -> dict[str, Any]:
             clear(reference)
     ctx.waker.poke()
     warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact.warnings)])
-    return sweep_view(ctx, sweeps.get(ctx.store, name)) | {"warnings": [*warnings]}
+    return extended(StartedSweep, sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
 
 
 def named(fresh: str, user: User | None, body: Body, overrides: list[list[str]]) -> tuple[str, list[Point]]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import convert
 
+from lorad.client.shapes import Halving, Rung, Sweep, SweepRun
 from lorad.daemon.access import Access, Subject, refuse, seen
 from lorad.daemon.context import Context
 from lorad.daemon.request import Call
-from lorad.daemon.views import run_view
+from lorad.daemon.views import extended, of_row, run_view
 from lorad.store import runs, sweeps
 from lorad.store.rows import SweepRow
 
 
-async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
+async def handle(ctx: Context, call: Call) -> list[Sweep]:
     """Of one name, or all that the caller may see. Raises NotFound, NotAllowed."""
     name = call.text("sweep")
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
@@ -24,10 +25,13 @@ async def handle(ctx: Context, call: Call) -> list[dict[str, Any]]:
     return [sweep_view(ctx, row) for row in seen(ctx, call.caller, rows)]
 
 
-def sweep_view(ctx: Context, row: SweepRow) -> dict[str, Any]:
+def sweep_view(ctx: Context, row: SweepRow) -> Sweep:
     members = [runs.get(ctx.store, name) for name in sweeps.members(ctx.store, row.sweep)]
-    shown = [run_view(run) | {"values": values(json.loads(run.spec), [*row.grid])} for run in members]
-    return {**to_builtins(row), "runs": shown}
+    grid = [*row.grid]
+    shown = [extended(SweepRun, run_view(run), values=values(json.loads(run.spec), grid)) for run in members]
+    halving = convert(row.halving, Halving | None, from_attributes=True)
+    rungs = convert(row.rungs, list[Rung], from_attributes=True)
+    return of_row(Sweep, row, halving=halving, rungs=rungs, runs=shown)
 
 
 def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lorad.client.shapes import Version
 from lorad.daemon.context import Context
 from lorad.daemon.handlers.pin import change
 from lorad.daemon.request import Call
@@ -11,7 +10,7 @@ from lorad.daemon.versions import find_version
 from lorad.daemon.views import version_view
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Version:
     """Raises NotFound."""
     version = find_version(ctx, call.request.match_info["version"])
     return version_view(ctx, change(ctx, version, pinned=False, by=call.caller.name))

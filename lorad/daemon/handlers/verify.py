@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
+from lorad.client.box_shapes import Check, Verification
 from lorad.daemon.budget import was_spared
-from lorad.daemon.checks import Check, Subject, check_files, counted
+from lorad.daemon.checks import Subject, check_files, counted
 from lorad.daemon.context import Context, request_of, run_dir, spec_of
 from lorad.daemon.guests import call_attest_again
 from lorad.daemon.on_behalf import in_thread, on_behalf
@@ -24,16 +22,12 @@ from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import versions
 
 
-async def handle(ctx: Context, call: Call) -> dict[str, Any]:
+async def handle(ctx: Context, call: Call) -> Verification:
     """Raises NotFound. What is wrong is told, not raised."""
     run = runs.get(ctx.store, call.run)
     checks = await on_behalf(ctx, run.owner_uid, check_files, subject(ctx, run))
     checks.append(await attest_again(ctx, run))
-    return {
-        "run": call.run,
-        "checks": [msgspec.to_builtins(check) for check in checks],
-        "problems": sum(len(check.problems) for check in checks),
-    }
+    return Verification(call.run, checks, sum(len(check.problems) for check in checks))
 
 
 def subject(ctx: Context, run: RunRow) -> Subject:
