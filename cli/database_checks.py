@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.paths import Home
 from lorad.cli.output import size
 from lorad.client.box_shapes import Census
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
-from lorad.paths import Home
 
 Found = tuple[str, bool, str, str]
 REPAIR = """`lorad daemon stop`, then `lorad doctor --repair` builds it anew from the journals; runs go on meanwhile."""

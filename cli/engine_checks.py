@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lorad.box.paths import Home
 from lorad.cli.output import note
-from lorad.paths import Home
 
 STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that it started
 

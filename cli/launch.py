@@ -10,10 +10,10 @@ import tempfile
 import time
 from typing import IO
 
+from lorad.box.paths import Home, refuse_open
 from lorad.cli.systemd import start_by_unit
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, StorageError
-from lorad.paths import Home, refuse_open
 
 START_SECONDS = 20.0
 

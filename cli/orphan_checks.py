@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.paths import Home
 from lorad.cli.database_checks import told
 from lorad.client.box_shapes import Orphan
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
-from lorad.paths import Home
 
 SHOWN = 8
 HINT = (

@@ -72,7 +72,7 @@ def watch_versions() -> None:
 
 def other_version(version: str) -> None:
     from lorad import __version__
-    from lorad.paths import Home, default_home
+    from lorad.box.paths import Home, default_home
 
     shared = Home(default_home()).shared_by is not None
     restart = "its admin replaces it with" if shared else "replace it with"

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.config import RuntimeSettings, load
+from lorad.box.machine import Machine, read_machine
+from lorad.box.paths import Home
+from lorad.box.runtime import Overrides, Why, choose_runtime
 from lorad.cli.output import size
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import Pool, Runtime
 from lorad.client.client import Client
-from lorad.config import RuntimeSettings, load
 from lorad.errors import LoradError
-from lorad.machine import Machine, read_machine
-from lorad.paths import Home
-from lorad.runtime import Overrides, Why, choose_runtime
 
 SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lorad.box.paths import Home
 from lorad.errors import Conflict, NotFound, StorageError
 from lorad.files import write_whole
-from lorad.paths import Home
 
 MARKER = "# Written by `lorad daemon install`, which may write it anew: put what is yours into a drop-in"
 NAME = "lorad.service"

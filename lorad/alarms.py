@@ -11,9 +11,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.shapes import Run, Signals
-from lorad.config import AlarmLimits
 
 Level = Literal["bad", "look"]
 

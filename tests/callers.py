@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from lorad.paths import Home, default_home
+from lorad.box.paths import Home, default_home
 
 
 class UnixConnection(http.client.HTTPConnection):

@@ -22,8 +22,8 @@ from lorad.startup import quick_imports
 with quick_imports():
     import lorad
     from lorad.adapters.directory import write_directory
+    from lorad.box.paths import AttemptDir, Home, RunDir
     from lorad.errors import PoolLost
-    from lorad.paths import AttemptDir, Home, RunDir
     from lorad.protocol import heartbeat
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import (

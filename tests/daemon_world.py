@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from lorad.bounds import Bounds
+from lorad.box.config import Config
+from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.config import Config
 from lorad.daemon import waker
 from lorad.daemon.adopt import adopt
 from lorad.daemon.commands import Commands
@@ -28,9 +29,8 @@ from lorad.daemon.processes import read_status
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.request import Caller
 from lorad.daemon.run import answering, prepare, rest
-from lorad.paths import Home
 from lorad.protocol.journal import JournalWriter
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Store

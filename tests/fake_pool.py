@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.paths import AttemptDir
 from lorad.errors import AttestationFailed, LoradError, to_wire
-from lorad.paths import AttemptDir
 from lorad.pool.config import log_directory
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.box.paths import AttemptDir, Home
 from lorad.daemon.devices import Device
 from lorad.daemon.foreign import Process, Sight
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import Processes, ProcessState
-from lorad.paths import AttemptDir, Home
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.paths import RunDir
+from lorad.box.paths import RunDir
 from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, EvalFact, Record, StepFact, VersionFact, encode
 from tests.frozen_texts import hostile_log, samples_of
 

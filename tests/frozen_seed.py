@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from lorad.box.paths import Home, RunDir
 from lorad.daemon.context import Request
 from lorad.daemon.processes import write_json
-from lorad.paths import Home, RunDir
-from lorad.specs import convert, to_json
+from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move
 from lorad.store import aliases, events, runs, versions
 from lorad.store.db import Store

@@ -25,16 +25,16 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from lorad.box.config import Config
+from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.client.transport import RESTART, Json, Transport
-from lorad.config import Config
 from lorad.daemon import run as daemon
 from lorad.daemon import server
 from lorad.daemon.context import Context
 from lorad.daemon.handlers import events
 from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
-from lorad.paths import Home
 from lorad.store.db import Store
 from tests.frozen_pools import DEVICES, GIB, SIGHTS, Asleep, gateway, pools
 from tests.frozen_runs import NOW

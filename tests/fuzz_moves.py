@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorad.adapters.directory import write_directory
+from lorad.box.paths import AttemptDir
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.handlers import kill, pause, remove, resume, stop
@@ -34,7 +35,6 @@ from lorad.daemon.request import Call, Caller
 from lorad.daemon.run import rest
 from lorad.daemon.troubles import Item, guarded
 from lorad.errors import Conflict, LoradError, NotFound
-from lorad.paths import AttemptDir
 from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, JournalWriter, StepFact, VersionFact
 from lorad.states import MOVES, RunState
 from lorad.store import events, runs

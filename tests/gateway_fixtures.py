@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from lorad.paths import Home
+from lorad.box.paths import Home
 from tests.gateway_kit import World, openai, published, running_gateway
 from tests.pool_kit import running_pool
 

@@ -14,10 +14,10 @@ import httpx2
 from openai import OpenAI
 from openai.types import Completion
 
-from lorad.config import GatewaySettings
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
 from lorad.daemon.processes import write_json
 from lorad.gateway.app import Gateway, answering
-from lorad.paths import Home
 from lorad.protocol.calls import LoadVersion, Published
 from tests.pool_kit import DEADLINE, OPEN, TINY, Running, learn, publish
 

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lorad.box.paths import Home, RunDir
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.opening import open_store, record
 from lorad.daemon.repair import repair
 from lorad.daemon.run import prepare
-from lorad.paths import Home, RunDir
 from lorad.protocol.journal import JournalWriter
-from lorad.specs import convert, to_json
+from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move
 from lorad.store import aliases, runs
 from lorad.store.check import check

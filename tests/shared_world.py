@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from lorad.config import Config, Sharing
+from lorad.box.config import Config, Sharing
+from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
@@ -18,7 +19,6 @@ from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.run import answering
 from lorad.daemon.system import prepare_shared
-from lorad.paths import Home
 from lorad.store.db import Store
 from tests.daemon_world import COMMANDS, QUICK
 from tests.leftovers import kill_leftovers

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.alarms import Alarm, alarms
+from lorad.box.config import AlarmLimits, load
 from lorad.client.box_shapes import Device, DeviceProcess, Disk, Engine, Pool, Status, Trainer
 from lorad.client.shapes import Run
-from lorad.config import AlarmLimits, load
 from lorad.errors import SpecError
 
 Json = dict[str, Any]

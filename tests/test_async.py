@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lorad.box.paths import RunDir
 from lorad.daemon.audit import audit
 from lorad.driver import pending
 from lorad.driver.__main__ import attempt, open_session
@@ -23,11 +24,10 @@ from lorad.driver.begin import begin
 from lorad.driver.sample import refuse_stale
 from lorad.driver.session import Plan, Rollout, Session, StopFlag
 from lorad.errors import Conflict, IntegrityError, LoradError
-from lorad.paths import RunDir
 from lorad.protocol.driver_params import DriverParams, write_params
 from lorad.protocol.journal import EndFact, JournalWriter, Record, lineage, read
-from lorad.spec_text import load_spec
-from lorad.specs import to_json
+from lorad.spec.model import to_json
+from lorad.spec.text import load_spec
 from tests.pool_kit import Running, running_pool, until
 
 SPEC = """

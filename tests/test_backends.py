@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from lorad.config import Backend, Config
+from lorad.box.config import Backend, Config
 from lorad.driver.backends import check_backends
 from lorad.engines.registry import BACKENDS, engine_class
 from lorad.errors import SpecError
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from lorad.trainers.registry import trainer_class
 

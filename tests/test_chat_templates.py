@@ -16,7 +16,7 @@ from transformers.utils import chat_template_utils
 from lorad.errors import SpecError
 from lorad.rl.data import load_data
 from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import Data, convert
+from lorad.spec.model import Data, convert
 
 TEMPLATES = Path(__file__).parent / "data" / "chat_templates"
 THEN = "2024-07-26T10:30:00"

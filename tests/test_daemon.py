@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lorad import __version__
+from lorad.box.paths import Home
 from lorad.client import transport
 from lorad.client.box_shapes import Status
 from lorad.client.client import Client
@@ -23,7 +24,6 @@ from lorad.client.shapes import LogPart
 from lorad.daemon import server
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
-from lorad.paths import Home
 from tests.callers import UnixConnection
 from tests.daemon_world import serving
 from tests.world import REPOSITORY, world

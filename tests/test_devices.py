@@ -12,10 +12,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from lorad.box.config import Config, Devices
+from lorad.box.machine import Machine
+from lorad.box.runtime import Overrides, choose_runtime
 from lorad.cli.commands.devices import device_row
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import DeviceProcess, Lease
-from lorad.config import Config, Devices
 from lorad.daemon import devices, leases
 from lorad.daemon.devices import Device, find_devices, is_taken, lock_file
 from lorad.daemon.foreign import Ours, Process, Sight, read_all
@@ -27,9 +29,7 @@ from lorad.daemon.place import place_runs
 from lorad.daemon.pool import setup_for
 from lorad.daemon.pools import stop_pool
 from lorad.errors import Conflict
-from lorad.machine import Machine
-from lorad.runtime import Overrides, choose_runtime
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.store import runs
 from tests.daemon_world import behave, finished, open_context, reconciling, submit, until, until_state
 from tests.gpu_kit import Gpu, Nvml, gpus, leave, me, note, taken

@@ -15,12 +15,12 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from lorad.box.config import Config
 from lorad.cli.app import app
-from lorad.config import Config
 from lorad.driver.backends import check_backends
 from lorad.rl.reward import RewardInput, gsm8k
-from lorad.spec_text import load_spec, mapping
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import load_spec, mapping
 from lorad.tui.spec_lines import DEFAULTS, flat
 from tests.world import REPOSITORY, World, world
 

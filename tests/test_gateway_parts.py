@@ -15,17 +15,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from lorad.bounds import Bounds
-from lorad.config import GatewaySettings
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
+from lorad.box.tokens import read_tokens
 from lorad.errors import NotFound, PoolLost, SpecError
 from lorad.gateway.app import answering
 from lorad.gateway.params import NEUTRAL_COMPLETION, CompletionWish, read
 from lorad.gateway.table import Table
 from lorad.gateway.text import MOST_PENDING, Detokenizer, StopCutter
-from lorad.paths import Home
 from lorad.protocol.aio import AsyncConnection
 from lorad.protocol.batch import Sampling
 from lorad.protocol.calls import Generate, Nothing
-from lorad.tokens import read_tokens
 from tests.gateway_kit import write_table
 from tests.pool_kit import Running, prompts, running_pool
 

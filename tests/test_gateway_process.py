@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from lorad.config import GatewaySettings, Supervision
+from lorad.box.config import GatewaySettings, Supervision
+from lorad.box.paths import AttemptDir, Home
 from lorad.daemon import gateway, gateway_process, health
 from lorad.daemon.gateway import gateway_socket
 from lorad.daemon.gateway_process import KEPT, not_before
 from lorad.daemon.processes import attempts_under, read_status, write_json
-from lorad.paths import AttemptDir, Home
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, serving, submit, until
 from tests.gateway_kit import openai

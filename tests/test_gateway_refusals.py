@@ -14,8 +14,8 @@ import openai as sdk
 import pytest
 from openai import OpenAI
 
-from lorad.config import GatewaySettings
-from lorad.paths import Home
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
 from tests.gateway_kit import World, entry, greedy, http, running_gateway, write_table
 from tests.pool_kit import DEADLINE, TINY, until
 

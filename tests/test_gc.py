@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lorad.adapters.directory import discard
+from lorad.box.paths import AttemptDir, RunDir
 from lorad.client.box_shapes import KeptVersion
 from lorad.daemon import budget, disk, prune
 from lorad.daemon.adopt import adopt
@@ -18,8 +19,7 @@ from lorad.daemon.making import make_directory
 from lorad.daemon.processes import is_locked
 from lorad.daemon.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
 from lorad.daemon.rubbish import ORPHAN_SECONDS
-from lorad.paths import AttemptDir, RunDir
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, open_context, serving, until
 

@@ -27,7 +27,7 @@ from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams, write_params
 from lorad.protocol.heartbeat import BYTES, Heart, read_beat
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from tests.pool_kit import DEADLINE, config_of, until
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,13 +17,13 @@ from lorad.adapters import tensors
 from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft
 from lorad.adapters.tensors import read_tensors
 from lorad.bounds import METRIC_NAME, METRICS, RECORD_BYTES, YAML_NODES
-from lorad.config import load as load_config
+from lorad.box.config import load as load_config
 from lorad.daemon.handlers.logs import read as read_log
 from lorad.errors import AdapterRefused, IntegrityError, LoradError, SpecError
 from lorad.models.directory import INDEX, read_config, weight_files
 from lorad.models.facts import read_facts
 from lorad.protocol.journal import JournalWriter, StepFact, read
-from lorad.spec_text import load_spec
+from lorad.spec.text import load_spec
 from lorad.store import events
 from lorad.store.db import Store
 from lorad.store.ingest import ingest

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lorad.box.paths import RunDir
 from lorad.daemon.as_user import as_user
 from lorad.daemon.belongings import own_directory, own_file, refuse_strange_journal
 from lorad.daemon.copying import files_into
 from lorad.daemon.identity import user_of
 from lorad.errors import IntegrityError
-from lorad.paths import RunDir
 from lorad.protocol.journal import Record
 from lorad.store.sane import strange
 from tests.world import REPOSITORY

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from lorad.adapters.peft import read_peft
-from lorad.config import Sharing
+from lorad.box.config import Sharing
+from lorad.box.paths import RunDir
 from lorad.daemon.context import request_of
 from lorad.daemon.processes import write_json
 from lorad.daemon.reference import chosen, staged
 from lorad.daemon.request import Caller
 from lorad.errors import NotAllowed, SpecError
-from lorad.paths import RunDir
 from lorad.protocol.journal import lineage, read
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.store import runs
 from tests.daemon_world import finished, open_context, serving
 from tests.world import World, world

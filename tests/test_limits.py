@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import Config, Limit, Queue, Sharing
+from lorad.box.config import Config, Limit, Queue, Sharing
 from lorad.daemon import place
 from lorad.daemon.context import Context
 from lorad.daemon.disks import bytes_of
@@ -15,7 +15,7 @@ from lorad.daemon.limits import refuse_priority
 from lorad.daemon.place import place_runs
 from lorad.daemon.request import Caller
 from lorad.errors import NotAllowed
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, submit, until, until_state

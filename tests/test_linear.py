@@ -15,8 +15,8 @@ from lorad.daemon.diagnose import in_words_of
 from lorad.daemon.grid import axes_of, split
 from lorad.daemon.handlers.logs import shown
 from lorad.errors import LoradError, SpecError
-from lorad.spec_secrets import refuse_secret_text
-from lorad.spec_text import load_spec
+from lorad.spec.secrets import refuse_secret_text
+from lorad.spec.text import load_spec
 from lorad.text import one_line
 
 READERS: dict[str, Callable[[str], Any]] = {

@@ -15,7 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lorad.config import Backend, Config
+from lorad.box.config import Backend, Config
+from lorad.box.machine import read_machine
+from lorad.box.runtime import Why
 from lorad.daemon import place
 from lorad.daemon.capacity import MAX_RANK, MAX_VERSIONS, Need, capacity_of, impossible, lacking, need_of, promised
 from lorad.daemon.context import Context
@@ -25,12 +27,10 @@ from lorad.daemon.tenants import life_number, tenants_of
 from lorad.daemon.views import pool_view
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
-from lorad.machine import read_machine
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, Tenant
-from lorad.runtime import Why
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow

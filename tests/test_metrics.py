@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import Metrics
+from lorad.box.config import Metrics
 from lorad.daemon.metrics import lags, sample
 from lorad.daemon.scrape import is_ours
 from lorad.errors import LoradError

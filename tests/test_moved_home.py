@@ -10,13 +10,13 @@ from typing import Any
 import psutil
 import pytest
 
+from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.daemon.census import of_home
 from lorad.daemon.context import request_of
 from lorad.daemon.relocate import relocate
 from lorad.daemon.repair import repair
 from lorad.errors import StorageError
-from lorad.paths import Home
 from lorad.store import runs
 from tests.daemon_world import Api, finished, open_context, serving
 from tests.leftovers import kill_leftovers

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from lorad.box.paths import AttemptDir, Home
 from lorad.daemon.orphans import end_orphans, find_orphans
 from lorad.daemon.processes import Processes, read_status
-from lorad.paths import AttemptDir, Home
 from tests.test_processes import alive, started, wait_for
 from tests.world import world
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lorad.machine import NO_LIMIT, read_machine
+from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.pool import capacity
 from lorad.pool.capacity import ADAPTERS, memory_for_adapters
 from lorad.pool.share import CPU_CACHE

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lorad.adapters.peft import read_peft
+from lorad.box.paths import Home
 from lorad.errors import LoradError
-from lorad.paths import Home
 from lorad.pool import config as configuration
 from lorad.pool.host import is_needed
 from lorad.protocol.calls import Nothing

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from lorad.config import Backend, Config
-from lorad.config import load as load_config
+from lorad.box.config import Backend, Config
+from lorad.box.config import load as load_config
 from lorad.daemon.context import Context
 from lorad.daemon.devices import Device
 from lorad.daemon.handlers.logs import log_of
@@ -25,7 +25,7 @@ from lorad.errors import SpecError
 from lorad.pool.canaries import PROMPT_TOKENS
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import BaseFacts
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.states import RunState
 from lorad.store import runs
 from tests.daemon_world import open_context, serving, until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lorad.config import Limit, Queue
+from lorad.box.config import Limit, Queue
 from lorad.daemon import sweeps
 from lorad.daemon.context import Context
 from lorad.daemon.futile import futile_attempts

@@ -24,7 +24,7 @@ from lorad.driver.preflight import preflight
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.text import size
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lorad.box.paths import checkout
 from lorad.driver.preflight import preflight
 from lorad.engines import install as install_module
 from lorad.engines.install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
@@ -20,8 +21,7 @@ from lorad.engines.registry import SERVERS, dialect_class
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
-from lorad.paths import checkout
-from lorad.specs import convert
+from lorad.spec.model import convert
 from tests.world import REPOSITORY
 
 BACKENDS = sorted(SERVERS)

@@ -19,7 +19,7 @@ from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.protocol.preflight import SpecFacts
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.trainers import install as install_module
 from lorad.trainers.install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.trainers.setup import modules_of, targets_of

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.processes import Processes, attempts_under, condemn, log_tail, read_status
-from lorad.paths import AttemptDir
 
 SLEEPER = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import Queue
+from lorad.box.config import Queue
 from lorad.daemon import devices, obstacles, pools
 from lorad.daemon.context import Context
 from lorad.daemon.futile import futile_attempts

@@ -12,13 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 import lorad
+from lorad.box.paths import Home
 from lorad.daemon.census import of_home
 from lorad.daemon.journal import ROWS, DaemonJournal, read
 from lorad.daemon.opening import open_store, record, tell_start
 from lorad.daemon.repair import repair
 from lorad.daemon.run import lock, prepare
 from lorad.errors import Conflict, IntegrityError
-from lorad.paths import Home
 from lorad.store.db import Store
 from lorad.store.versions import set_pinned
 from tests.daemon_world import Api, behave, finished, open_context, serving

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
 from lorad.daemon.budget import GONE
 from lorad.daemon.census import of_home
@@ -24,7 +25,6 @@ from lorad.daemon.prune import REMOVED, Doomed
 from lorad.daemon.repair import repair
 from lorad.daemon.run import prepare
 from lorad.errors import IntegrityError, StorageError
-from lorad.paths import Home
 from lorad.protocol.journal import JournalWriter
 from lorad.store import events, runs
 from lorad.store.versions import set_pinned

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.futile import futile_attempts
 from lorad.daemon.restart import delay, wait_for_restart
 from lorad.daemon.settle import pool_of_lost
-from lorad.paths import AttemptDir
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.metrics import steps

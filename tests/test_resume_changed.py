@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from lorad.config import Backend
+from lorad.box.config import Backend
 from lorad.daemon.context import request_of, run_dir
 from lorad.daemon.handlers.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
 from lorad.daemon.request import Call, Caller
@@ -21,8 +21,8 @@ from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.protocol.journal import Record, Reference
 from lorad.protocol.status import PoolInfo
-from lorad.spec_text import from_json
-from lorad.specs import Spec, convert, to_json
+from lorad.spec.model import Spec, convert, to_json
+from lorad.spec.text import from_json
 from lorad.store import runs
 from tests.daemon_world import behave, serving, until
 from tests.journals import a_run

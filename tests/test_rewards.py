@@ -17,7 +17,7 @@ import pytest
 from lorad.driver.rewards import Rewarder, Score
 from lorad.errors import SpecError
 from lorad.rl.reward import RewardInput, builtin
-from lorad.specs import RewardSpec
+from lorad.spec.model import RewardSpec
 
 ROOT = Path(__file__).parents[1]
 Make = Callable[..., Rewarder]
@@ -295,7 +295,7 @@ def test_nothing_is_left_when_the_driver_is_killed_even_while_user_code_holds_th
 from pathlib import Path
 from lorad.driver.rewards import Rewarder
 from lorad.rl.reward import RewardInput
-from lorad.specs import RewardSpec
+from lorad.spec.model import RewardSpec
 Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)!r})).score(
     [RewardInput("", "", "", "stop")])
 """

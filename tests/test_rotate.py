@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import Supervision
+from lorad.box.config import Supervision
+from lorad.box.paths import AttemptDir
 from lorad.daemon import rotate
 from lorad.daemon.handlers.logs import read
-from lorad.paths import AttemptDir
 from tests.daemon_world import behave, open_context, reconciling, submit, until, until_state
 
 LIMIT = 1 << 16

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from lorad.config import Config
+from lorad.box.config import Config
+from lorad.box.machine import Machine
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.devices import Device
 from lorad.daemon.guests import pool_for
 from lorad.daemon.pool import setup_for
 from lorad.daemon.runtime import FILE
 from lorad.daemon.views import pool_view
-from lorad.machine import Machine
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.states import Move
 from lorad.store import runs
 from tests.daemon_world import behave, pid_of, reconciling, submit, until, until_state, want

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lorad.config import RuntimeSettings, load
+from lorad.box.config import RuntimeSettings, load
+from lorad.box.machine import Machine, read_machine
+from lorad.box.runtime import PER_THREAD, SMALL_MODEL, Overrides, Runtime, choose_runtime
 from lorad.errors import SpecError
-from lorad.machine import Machine, read_machine
-from lorad.runtime import PER_THREAD, SMALL_MODEL, Overrides, Runtime, choose_runtime
 
 MIB, GIB = 1 << 20, 1 << 30
 IDLE = Machine(cpus=8, cores=8, all_cores=8, quota=None, load=0.1, memory=64 * GIB, allocator="glibc 2.36")

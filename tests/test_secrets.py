@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import Config
+from lorad.box.config import Config
 from lorad.daemon.secrets import secrets_of
 from lorad.errors import SpecError
-from lorad.spec_text import load_spec
+from lorad.spec.text import load_spec
 from tests.daemon_world import behave, serving
 
 VALUE = "zx81-the-value-that-nobody-finds-4711"

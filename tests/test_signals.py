@@ -14,7 +14,7 @@ from lorad.client.shapes import Event
 from lorad.daemon.views import of_row, run_view
 from lorad.errors import NotFound, SpecError
 from lorad.protocol.journal import JournalWriter, StepFact
-from lorad.specs import convert
+from lorad.spec.model import convert
 from lorad.store import events, facts, runs
 from lorad.store.db import Store
 from lorad.store.ingest import ingest

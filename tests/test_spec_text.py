@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from lorad.errors import SpecError, from_wire, to_wire
-from lorad.spec_text import load_spec, load_task
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import load_spec, load_task
 
 
 def refusal(text: str, *overrides: str) -> SpecError:

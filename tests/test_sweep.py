@@ -17,7 +17,7 @@ from lorad.daemon.grid import axes_of, overridden_values, points_of
 from lorad.daemon.sweeps import Wish, halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.protocol.journal import JournalWriter
-from lorad.specs import Spec, convert
+from lorad.spec.model import Spec, convert
 from lorad.states import EndReason, Move
 from lorad.store import runs, sweeps
 from lorad.store.ingest import ingest

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from lorad.box.config import Config
+from lorad.box.paths import Home
 from lorad.cli.commands import show, top, tui
 from lorad.cli.settings import config_of
 from lorad.client.box_shapes import Device, Pool
 from lorad.client.client import Client
-from lorad.config import Config
 from lorad.errors import SpecError
-from lorad.paths import Home
 from tests.tui_world import Prepared, World, a_run, shaped
 
 POOL = {

@@ -13,12 +13,12 @@ import openai as sdk
 import pytest
 from openai import OpenAI
 
+from lorad.box.paths import Home
 from lorad.daemon import gateway, traffic
 from lorad.daemon.metrics import exposition
 from lorad.errors import PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
-from lorad.paths import Home
 from lorad.protocol.traffic import FILE, FILE_BYTES, WINDOW, Figures, Told
 from lorad.store import runs
 from lorad.store.rows import AliasRow

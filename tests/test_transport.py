@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lorad import paths
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import read_peft, write_peft
+from lorad.box import paths
 from lorad.children.cause import cause
 from lorad.engines.remote import transport
 from lorad.engines.remote.transport import Transport

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lorad.box.config import AlarmLimits
 from lorad.client.client import Client
 from lorad.client.shapes import Event, Run
-from lorad.config import AlarmLimits
 from lorad.states import EndReason
 from lorad.tui.board import HELD, Board
 from lorad.tui.feed import Changes

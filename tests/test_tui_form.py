@@ -12,14 +12,14 @@ import pytest
 from lorad.client.shapes import RunDetails
 from lorad.daemon.views import asked_in
 from lorad.errors import SpecError
-from lorad.spec_text import load_spec
-from lorad.specs import Spec, convert
+from lorad.spec.model import Spec, convert
+from lorad.spec.templates import TEMPLATES
+from lorad.spec.text import load_spec
 from lorad.tui import sources
 from lorad.tui.actions import settings
 from lorad.tui.entries import entry, usual
 from lorad.tui.form import MORE, Source, command, draw_up, overrides, rebased
 from lorad.tui.spec_lines import DEFAULTS, Flat, flat, inner_text, nested, text_of, value_text
-from lorad.tui.templates import TEMPLATES
 from tests.journals import a_run
 
 HERE = Path("/here")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from textual.widgets import Button, Input
 
+from lorad.box.config import Config, Tui
 from lorad.client.box_shapes import Caller, Status
 from lorad.client.client import Client
-from lorad.config import Config, Tui
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError
 from lorad.tui import losses, themes
 from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from lorad.errors import NotFound
-from lorad.spec_text import load_spec
-from lorad.specs import convert
+from lorad.spec.model import convert
+from lorad.spec.text import load_spec
 from lorad.tui.screens.new_run import NewRun
 from lorad.tui.screens.run import RunScreen
 from lorad.tui.spec_lines import ADDED, GONE, OTHER, SAME, lines

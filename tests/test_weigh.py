@@ -11,7 +11,7 @@ import pytest
 from lorad.driver.rewards import Score
 from lorad.driver.session import Session, Weighed
 from lorad.driver.weigh import weigh
-from lorad.spec_text import load_spec
+from lorad.spec.text import load_spec
 
 SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, algorithm: {group_size: 2}}"
 REWARDS = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import msgspec
 from textual.pilot import Pilot
 
+from lorad.box.config import Config
 from lorad.client.client import Client
 from lorad.client.transport import Json, Transport
-from lorad.config import Config
 from lorad.errors import DaemonUnreachable
 from lorad.tui.app import LoradApp
 from lorad.tui.widgets.line import Line

@@ -11,8 +11,8 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
+from lorad.box.config import Config, Tui
 from lorad.client.client import Client
-from lorad.config import Config, Tui
 from lorad.tui.app import LoradApp
 from tests.frozen_world import Watched
 from tests.tui_world import screen_text

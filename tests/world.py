@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
-from lorad.paths import Home
 from lorad.protocol.listener import answers
 from tests.leftovers import kill_leftovers
 

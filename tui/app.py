@@ -12,8 +12,8 @@ from textual.markup import escape
 from textual.reactive import reactive
 from textual.screen import Screen
 
+from lorad.box.config import Config
 from lorad.client.client import Client
-from lorad.config import Config
 from lorad.errors import SpecError
 from lorad.text import one_line
 from lorad.tui import keys, themes

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lorad.alarms import MEASURED, Alarm, alarms, order
+from lorad.box.config import AlarmLimits
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
 from lorad.client.shapes import Event, Run
-from lorad.config import AlarmLimits
 from lorad.tui.acknowledged import Acknowledged
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Keys of the spec as fields of a form: what they may be, what they are by default, and what is said of them, all taken
-from `lorad.specs`."""
+from `lorad.spec.model`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 from msgspec import inspect as kinds
 
-from lorad.specs import COUNT_LIMIT, Spec
+from lorad.spec.model import COUNT_LIMIT, Spec
+from lorad.spec.yaml import compose, plain
 from lorad.tui.spec_lines import DEFAULTS, quoted, value_text
-from lorad.yaml_text import compose, plain
 
 # What people change first, by section; "": keys of the spec itself.
 USUAL: dict[str, tuple[str, ...]] = {

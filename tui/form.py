@@ -1,6 +1,6 @@
 """A spec that is being written: what stands in the fields of a form, the YAML that it makes, and what is wrong with it.
 
-Nothing is judged here: values are read by `lorad.yaml_text`, checked by `lorad.spec_text`, and the words are theirs.
+Nothing is judged here: values are read by `lorad.spec.yaml`, checked by `lorad.spec.text`, and the words are theirs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lorad.errors import LoradError, SpecError
-from lorad.spec_text import assigned, load_spec
-from lorad.specs import convert
+from lorad.spec.model import convert
+from lorad.spec.text import assigned, load_spec
 from lorad.tui.entries import TOLD, entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, differing, flat, nested, text_of, words
 

@@ -12,12 +12,12 @@ from lorad.bounds import SPEC_BYTES
 from lorad.client.shapes import RunDetails
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import read_file, write_whole
-from lorad.spec_text import mapping
+from lorad.spec.templates import TEMPLATES
+from lorad.spec.text import mapping
 from lorad.text import size
 from lorad.tui.entries import TOLD
 from lorad.tui.form import Source, relative
 from lorad.tui.spec_lines import differing, flat, nested
-from lorad.tui.templates import TEMPLATES
 
 FILE = "run.yaml"  # what `lorad init` writes to
 FOUND = 50  # files of a directory that are offered

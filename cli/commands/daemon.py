@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lorad.box.paths import Home
 from lorad.cli.launch import connected
 from lorad.cli.launch import start as launch
 from lorad.cli.logout_checks import has_linger, own_name
@@ -21,7 +22,6 @@ from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_un
 from lorad.client.box_shapes import StayingPool
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
-from lorad.paths import Home
 from lorad.protocol.listener import answers
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")

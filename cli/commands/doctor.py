@@ -14,6 +14,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lorad.box.config import load
+from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
+from lorad.box.tokens import tokens_trouble
 from lorad.cli.database_checks import database_checks, repair
 from lorad.cli.engine_checks import engine_checks, trainer_checks
 from lorad.cli.logout_checks import logout_check, own_name
@@ -22,10 +25,7 @@ from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_word
 from lorad.cli.output import print_json, printable, report, size
 from lorad.cli.runtime_checks import runtime_checks
 from lorad.client.client import Client
-from lorad.config import load
 from lorad.errors import LoradError, NotAllowed
-from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home
-from lorad.tokens import tokens_trouble
 
 app = typer.Typer(add_completion=False)
 

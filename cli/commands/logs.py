@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from lorad.box.paths import Home
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
 from lorad.client.client import Client
 from lorad.client.shapes import LogPart
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
-from lorad.paths import Home
 
 app = typer.Typer(add_completion=False)
 WITHOUT_RUN = ("daemon", "gateway")

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from lorad.alarms import Alarm, alarms
+from lorad.box.config import AlarmLimits
 from lorad.cli.commands import devices
 from lorad.cli.commands.pools import runs_in, versions_in
 from lorad.cli.options import AsJson
@@ -21,7 +22,6 @@ from lorad.cli.table import Column, folded_as_is, print_table, terminal_width
 from lorad.client.box_shapes import Device, Pool, Status
 from lorad.client.client import Client
 from lorad.client.shapes import Run
-from lorad.config import AlarmLimits
 from lorad.tui.widgets.sparkline import sparkline
 
 app = typer.Typer(add_completion=False)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.box.paths import AttemptDir
 from lorad.children import guard
 from lorad.errors import PoolLost
 from lorad.files import write_whole
-from lorad.paths import AttemptDir
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
 TAIL_BYTES = 65536

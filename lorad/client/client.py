@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from lorad.box.paths import Home, default_home
 from lorad.client.box_shapes import (
     Census,
     Collected,
@@ -50,7 +51,6 @@ from lorad.client.shapes import (
 )
 from lorad.client.transport import Transport
 from lorad.errors import LoradError, NotFound
-from lorad.paths import Home, default_home
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from lorad.box.paths import Home, default_home
 from lorad.errors import LoradError
-from lorad.paths import Home, default_home
 from lorad.startup import quick_imports
 
 
@@ -44,7 +44,7 @@ def repair(home: Home) -> None:
 def check(home: Home) -> None:
     import msgspec
 
-    from lorad import config
+    from lorad.box import config
     from lorad.daemon.census import of_home
 
     runs_root = (config.load(home.config).storage or home.root) / "runs"

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from lorad.adapters.directory import sweep as sweep_leftovers
+from lorad.box.paths import RunDir, refuse_open
 from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context
 from lorad.daemon.handlers.remove import sweep_half_made, sweep_removed
@@ -17,7 +18,6 @@ from lorad.daemon.processes import attempts_under
 from lorad.daemon.prune import REMOVED, sweep
 from lorad.daemon.relocate import relocate
 from lorad.daemon.troubles import Item, each, guarded, of_pool
-from lorad.paths import RunDir, refuse_open
 from lorad.states import RunState
 from lorad.store import runs
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from lorad.paths import RunDir
+from lorad.box.paths import RunDir
 from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
-from lorad.spec_text import from_json
+from lorad.spec.text import from_json
 
 ATTESTED = ("passed", "inconclusive")
 

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lorad.box.paths import AttemptDir, RunDir
 from lorad.daemon.as_user import as_user
 from lorad.daemon.identity import User
 from lorad.daemon.processes import write_json
 from lorad.errors import IntegrityError
 from lorad.files import write_whole
-from lorad.paths import AttemptDir, RunDir
 
 PASSABLE = 0o711  # others may go through, and see nothing
 OWN_DIRECTORY, OWN_FILE = 0o700, 0o600

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, PoolStatus
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.text import size as in_units
 
 SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32

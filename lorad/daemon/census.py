@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.adapters.directory import TEMPORARY
+from lorad.box.paths import Home, RunDir
 from lorad.client.box_shapes import Census, Finding
 from lorad.daemon.prune import REMOVED, VERSION, key_of, listed
 from lorad.daemon.relocate import corrected, place_of
-from lorad.paths import Home, RunDir
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.check import Report, check

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from lorad.adapters.directory import verify
 from lorad.adapters.peft import read_peft
+from lorad.box.paths import RunDir
 from lorad.client.box_shapes import Check
 from lorad.daemon.audit import audit
 from lorad.daemon.prune import age
 from lorad.errors import LoradError
 from lorad.models.facts import weights_sha256
-from lorad.paths import RunDir
 from lorad.protocol.journal import Record, decode
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from lorad.paths import Home, python_path
-from lorad.runtime import Runtime
+from lorad.box.paths import Home, python_path
+from lorad.box.runtime import Runtime
 
 LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
 

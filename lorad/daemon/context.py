@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from lorad.bounds import Bounds
-from lorad.config import Config
+from lorad.box.config import Config
+from lorad.box.machine import Machine, read_machine
+from lorad.box.paths import AttemptDir, Home, RunDir
 from lorad.daemon.commands import Commands
 from lorad.daemon.devices import Device
 from lorad.daemon.disks import Disks
@@ -35,14 +37,12 @@ from lorad.daemon.troubles import Troubles
 from lorad.daemon.usage import Disk
 from lorad.daemon.waker import Waker
 from lorad.errors import StorageError
-from lorad.machine import Machine, read_machine
-from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Reference
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import SpecFacts
-from lorad.spec_text import from_json
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import from_json
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Store

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.diagnose import KILLED_FOR_MEMORY, Clues, Diagnosis, diagnose
 from lorad.daemon.health import killed_for
 from lorad.daemon.processes import BOOT_ID, ProcessState, read_status
 from lorad.daemon.rotate import logs_of, open_log
-from lorad.paths import AttemptDir
 
 LOG_BYTES = 1 << 16  # of each log
 LOGS = 24  # of one attempt: the process itself, servers and ranks

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon import gateway_process
 from lorad.daemon.context import Context
 from lorad.daemon.gateway_process import Gateway, is_up, keep, put_away
 from lorad.daemon.troubles import Item, each, guarded
-from lorad.paths import AttemptDir
 from lorad.protocol.listener import FOR_ALL
 from lorad.store.runs import owners_served
 from lorad.store.versions import is_anything_served

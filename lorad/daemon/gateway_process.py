@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.belongings import make_attempt, own_directory, passable
 from lorad.daemon.context import Context
 from lorad.daemon.identity import User
 from lorad.daemon.processes import DAMAGED, ProcessState, attempts_under, read_object, read_status
 from lorad.errors import StorageError
-from lorad.paths import AttemptDir
 from lorad.protocol.listener import answers
 
 log = logging.getLogger("lorad.daemon")

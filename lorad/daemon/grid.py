@@ -13,8 +13,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from lorad.errors import SpecError
-from lorad.spec_text import overridden, refuse_long
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import overridden, refuse_long
 
 POINTS = 256  # at most
 CLOSES = {"[": "]", "{": "}"}

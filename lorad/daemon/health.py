@@ -11,13 +11,13 @@ import signal
 import time
 from collections.abc import Iterator
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.gateway import living_gateways
 from lorad.daemon.processes import is_same, read_status, write_json
 from lorad.daemon.pulse import Pulse, was_away
 from lorad.daemon.stacks import dump_stacks
 from lorad.daemon.troubles import Item, each, of_pool, of_run
-from lorad.paths import AttemptDir
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
 from lorad.store import runs

@@ -21,6 +21,7 @@ from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
+from lorad.box.paths import RunDir
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import base_in
 from lorad.daemon.belongings import make_run, refuse_strange_journal
@@ -34,10 +35,9 @@ from lorad.daemon.versions import heard
 from lorad.errors import Conflict
 from lorad.models.directory import weight_files
 from lorad.models.facts import read_facts
-from lorad.paths import RunDir
 from lorad.protocol.calls import Attestation
 from lorad.protocol.journal import JournalWriter, VersionFact
-from lorad.specs import Spec, to_json
+from lorad.spec.model import Spec, to_json
 from lorad.states import EndReason, Move, RunState
 from lorad.store import aliases, runs
 from lorad.store.ingest import ingest

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from lorad.box.paths import RunDir
 from lorad.daemon.facts import end_of, last_facts
 from lorad.daemon.processes import attempts_under, is_locked, read_status
 from lorad.daemon.prune import REMOVED
 from lorad.errors import IntegrityError
-from lorad.paths import RunDir
 from lorad.protocol.journal import read
 from lorad.states import EndReason, Move, RunState
 from lorad.store.db import Row

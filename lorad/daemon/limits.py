@@ -21,7 +21,7 @@ from lorad.daemon.request import Caller
 from lorad.daemon.tenants import tenants_of
 from lorad.errors import NotAllowed
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.store import runs
 from lorad.store.rows import RunRow
 from lorad.text import size

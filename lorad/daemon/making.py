@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.box.paths import RunDir
 from lorad.daemon.as_user import as_user
 from lorad.daemon.belongings import passable
 from lorad.daemon.context import Context, Request
@@ -17,8 +18,7 @@ from lorad.daemon.processes import write_json
 from lorad.daemon.request import Caller
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import write_whole
-from lorad.paths import RunDir
-from lorad.specs import Spec, to_json
+from lorad.spec.model import Spec, to_json
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
 

@@ -7,9 +7,9 @@ import os
 import sys
 
 import lorad
+from lorad.box.paths import Home
 from lorad.daemon.journal import STARTED, DaemonJournal, last_change, written_by
 from lorad.errors import Conflict, IntegrityError
-from lorad.paths import Home
 from lorad.store.db import Store
 
 log = logging.getLogger("lorad.daemon")

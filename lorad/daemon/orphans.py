@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lorad import config
+from lorad.box import config
+from lorad.box.paths import AttemptDir, Home
 from lorad.client.box_shapes import Orphan
 from lorad.daemon.processes import attempts_under, judge, read_status
 from lorad.errors import LoradError
-from lorad.paths import AttemptDir, Home
 
 MARK = b"LORAD_ATTEMPT="
 SETTLED_SECONDS = 60.0  # after an end, what the process left may still be ending

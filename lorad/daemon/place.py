@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from lorad.box.runtime import Why
 from lorad.daemon.capacity import capacity_of, impossible
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.foreign import look
@@ -29,7 +30,6 @@ from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
-from lorad.runtime import Why
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints

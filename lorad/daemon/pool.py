@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from lorad.config import Backend, Config
+from lorad.box.config import Backend, Config
+from lorad.box.paths import AttemptDir
 from lorad.daemon.devices import Device
 from lorad.daemon.processes import ProcessState, attempts_under
 from lorad.engines.registry import SERVERS
 from lorad.engines.setup import server_setup
-from lorad.paths import AttemptDir
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import Capacity, PoolStatus
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.trainers.registry import RANKED
 from lorad.trainers.setup import ranks_setup
 

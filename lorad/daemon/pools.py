@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.bounds import STATUS_BYTES
+from lorad.box.runtime import Why
 from lorad.children.leftovers import LOCK as LIFE_LOCK
 from lorad.daemon.as_user import as_user
 from lorad.daemon.belongings import make_attempt, make_pool
@@ -33,7 +34,6 @@ from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import PoolStatus
-from lorad.runtime import Why
 from lorad.states import RunState
 from lorad.store import pools as rows
 from lorad.store import runs

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lorad import config
+from lorad.box import config
 from lorad.children import guard
 from lorad.daemon.context import Context
 from lorad.daemon.secrets import secrets_of
 from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import Answer, Question, SpecFacts
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 
 _Result = TypeVar("_Result")
 PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported

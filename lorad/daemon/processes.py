@@ -20,10 +20,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon import shim
 from lorad.daemon.identity import User
 from lorad.files import write_whole
-from lorad.paths import AttemptDir
 
 BOOT_ID = shim.boot_id()
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]

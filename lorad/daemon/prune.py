@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lorad.adapters.directory import TEMPORARY, discard
+from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, run_dir, spec_of
 from lorad.daemon.on_behalf import in_thread
 from lorad.daemon.troubles import Item, each
 from lorad.daemon.versions import heard, is_loaded, name_of
 from lorad.errors import Conflict, NotFound
-from lorad.paths import RunDir
 from lorad.states import RunState
 from lorad.store import aliases, runs
 from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted

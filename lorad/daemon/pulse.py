@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lorad.config import Supervision
+from lorad.box.config import Supervision
 from lorad.protocol.heartbeat import Beat
 
 LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may have slept

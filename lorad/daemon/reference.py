@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
 from lorad.adapters.peft import read_peft, write_peft
+from lorad.box.paths import RunDir
 from lorad.daemon.access import must_see
 from lorad.daemon.bases import bases_of
 from lorad.daemon.belongings import own_directory
@@ -27,9 +28,8 @@ from lorad.daemon.on_behalf import on_behalf
 from lorad.daemon.request import Caller
 from lorad.daemon.versions import await_files, find_version, in_hand
 from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError, StorageError
-from lorad.paths import RunDir
 from lorad.protocol.journal import Reference
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.store import runs
 from lorad.store.rows import RunRow
 

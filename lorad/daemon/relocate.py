@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from lorad.box.paths import RunDir
 from lorad.daemon.context import Context
 from lorad.errors import IntegrityError
 from lorad.files import open_file
-from lorad.paths import RunDir
 from lorad.store import events, runs
 from lorad.store.ingest import is_of_run
 from lorad.store.rows import RunRow

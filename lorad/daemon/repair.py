@@ -13,14 +13,14 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from lorad import config
 from lorad.adapters.directory import fsync
+from lorad.box import config
+from lorad.box.paths import Home, RunDir
 from lorad.daemon import legacy
 from lorad.daemon.journal import Told, read
 from lorad.daemon.relocate import Place, corrected
 from lorad.daemon.run import lock
 from lorad.errors import Conflict, IntegrityError
-from lorad.paths import Home, RunDir
 from lorad.store.check import check
 from lorad.store.checkpoints import mark_deleted, not_deleted
 from lorad.store.db import Store

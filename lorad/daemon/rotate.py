@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.gateway import living_gateways
-from lorad.paths import AttemptDir
 from lorad.states import ACTIVE
 from lorad.store import runs
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.pool import Pool
 from lorad.daemon.processes import attempts_under, is_locked
 from lorad.daemon.prune import REMOVED, Doomed, doomed, listed
-from lorad.paths import AttemptDir
 from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow

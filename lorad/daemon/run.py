@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from lorad import config
+from lorad.box import config
+from lorad.box.paths import Home, refuse_open
+from lorad.box.tokens import tokens_trouble
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
 from lorad.daemon.devices import find_devices
@@ -25,11 +27,9 @@ from lorad.daemon.scrape import scraped
 from lorad.daemon.server import bind, make_app
 from lorad.daemon.system import prepare_shared
 from lorad.errors import Conflict, StorageError
-from lorad.paths import Home, refuse_open
 from lorad.protocol.bounded import Doorkeeper, bounded
 from lorad.protocol.listener import answers
 from lorad.protocol.structs import learn_structs
-from lorad.tokens import tokens_trouble
 
 log = logging.getLogger("lorad.daemon")
 

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lorad.box.paths import AttemptDir
+from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime
 from lorad.daemon.context import Context, request_of, run_dir, spec_of, unreadable
 from lorad.daemon.devices import Device
 from lorad.daemon.processes import read_object, write_json
-from lorad.paths import AttemptDir
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.runtime import Overrides, Runtime, Why, choose_runtime
 from lorad.store import events
 from lorad.store.rows import RunRow
 

@@ -6,7 +6,7 @@ again; the shim reads them when nothing but the program's start is left to do.
 
 from __future__ import annotations
 
-from lorad.config import Config
+from lorad.box.config import Config
 from lorad.daemon.shim import read_secret
 from lorad.errors import SpecError
 

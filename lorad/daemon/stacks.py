@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.processes import read_status
-from lorad.paths import AttemptDir
 
 DUMP_SECONDS, ALL_SECONDS = 5.0, 15.0
 MOST = 16  # processes

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.troubles import Item, each
 from lorad.errors import SpecError
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs, sweeps
 from lorad.store.metrics import eval_score, mean_reward

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from lorad.box.paths import SOCKET_PATH_LIMIT, Home
 from lorad.daemon.belongings import passable
 from lorad.errors import NotAllowed
-from lorad.paths import SOCKET_PATH_LIMIT, Home
 
 POWERS = {0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 3: "CAP_FOWNER", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
 UMASK = 0o077

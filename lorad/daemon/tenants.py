@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.capacity import Need, Tenancy, capacity_of, need_of, promised
 from lorad.daemon.context import Context, attempt_dir, request_of, spec_of
 from lorad.daemon.pool import Pool, Room
 from lorad.daemon.pools import look_at_process
 from lorad.daemon.processes import ProcessState, read_object
 from lorad.errors import LoradError
-from lorad.paths import AttemptDir
 from lorad.protocol.status import Capacity
 from lorad.states import ACTIVE
 from lorad.store import runs

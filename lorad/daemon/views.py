@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from lorad.box.paths import AttemptDir
 from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
 from lorad.client.shapes import Attempt, Rates, Reference, Run, RunDetails, RunProcess, Signals, Trainable, Version
 from lorad.daemon import pool as daemon_pool
@@ -18,10 +19,9 @@ from lorad.daemon.processes import read_status
 from lorad.daemon.runtime import told_runtime
 from lorad.daemon.versions import has_files, is_loaded
 from lorad.errors import LoradError
-from lorad.paths import AttemptDir
 from lorad.protocol.status import PoolStatus
-from lorad.spec_text import from_json
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import from_json
 from lorad.store import events, runs
 from lorad.store.db import Rows
 from lorad.store.rows import RunRow, RunSummary, VersionRow

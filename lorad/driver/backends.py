@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from lorad.config import Config
+from lorad.box.config import Config
 from lorad.driver.trainers import check_trainer_keys
 from lorad.engines import registry as engines
 from lorad.engines.setup import UNIX
 from lorad.errors import SpecError
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.trainers import registry as trainers
 
 SERVER_NAMES = " or ".join(sorted(engines.SERVERS))

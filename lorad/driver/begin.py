@@ -26,7 +26,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import Input
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
-from lorad.specs import Trainer
+from lorad.spec.model import Trainer
 from lorad.trainers.setup import modules_of
 
 

@@ -9,7 +9,7 @@ import psutil
 from lorad.engines.registry import SERVERS
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.text import size as in_units
 from lorad.trainers.registry import RANKED
 

@@ -25,8 +25,9 @@ with quick_imports():
     from lorad.adapters.peft import outline, read_peft
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
-    from lorad.config import Backend, Config, backends_of
-    from lorad.config import load as load_config
+    from lorad.box.config import Backend, Config, backends_of
+    from lorad.box.config import load as load_config
+    from lorad.box.paths import Home, default_home
     from lorad.driver.backends import check_backends, server_check
     from lorad.driver.memory import available_memory, base_memory, check_memory
     from lorad.driver.rewards import Rewarder
@@ -44,7 +45,6 @@ with quick_imports():
     from lorad.files import open_file, refuse_sparse
     from lorad.models.directory import read_config, resolve, weight_files
     from lorad.models.facts import ModelFacts, read_facts
-    from lorad.paths import Home, default_home
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.data import Dataset, Example, load_data, load_eval
     from lorad.rl.doubts import doubts, refuse_contradictions
@@ -52,7 +52,7 @@ with quick_imports():
     from lorad.rl.sources import read_rows
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.specs import Spec, convert, fitted
+    from lorad.spec.model import Spec, convert, fitted
     from lorad.trainers.setup import modules_of, targets_of
 
 Shapes = dict[str, tuple[int, int]]

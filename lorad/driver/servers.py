@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.adapters.targets import leaf
-from lorad.config import Backend, Config
+from lorad.box.config import Backend, Config
 from lorad.driver.sample import sampling_of
 from lorad.engines import registry as engines
 from lorad.engines.install import TRIED, installed_version, is_older
@@ -20,7 +20,7 @@ from lorad.engines.setup import HEAD, longest, server_setup
 from lorad.errors import SpecError
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.servers import ServerSetup
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 
 ANSWER_SECONDS = 15.0
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
-from lorad.config import Backend, Config
+from lorad.box.config import Backend, Config
 from lorad.engines.registry import SERVERS
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
 from lorad.trainers.install import installed_versions, interpreter_of, older
 from lorad.trainers.registry import RANKED

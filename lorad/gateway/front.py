@@ -17,7 +17,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from lorad.config import GatewaySettings
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
 from lorad.errors import PoolLost
 from lorad.gateway.access import Access
 from lorad.gateway.errors import ApiError, from_lorad, no_such_model
@@ -28,7 +29,6 @@ from lorad.gateway.owners import AGAIN, Owners
 from lorad.gateway.params import unfit
 from lorad.gateway.routes import Routes
 from lorad.gateway.server import listening
-from lorad.paths import Home
 from lorad.protocol.listener import FOR_ALL
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from lorad.box.paths import Home
 from lorad.errors import PoolLost
 from lorad.gateway.guard import VERSION
 from lorad.gateway.routes import Routes, Way
-from lorad.paths import Home
 from lorad.protocol.listener import answers, uid_of
 
 log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Names, Served, Table
-from lorad.paths import Home
 
 DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
 DAEMON_CALLS = 8  # at once

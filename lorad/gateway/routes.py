@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from lorad.box.paths import Home
 from lorad.client.shapes import ServingOwner
 from lorad.errors import DaemonUnreachable, NotFound, from_wire
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import Table
-from lorad.paths import Home
 
 ASK_SECONDS = 10.0
 ASK_AT_ONCE = 32

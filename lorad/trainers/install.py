@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from lorad.box.paths import checkout
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
-from lorad.paths import checkout
 
 NEEDED = {
     "megatron": (

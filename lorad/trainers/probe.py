@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from lorad.box.config import Backend, load
+from lorad.box.paths import Home, default_home
 from lorad.children.findings import Finding, Wanted, installation
-from lorad.config import Backend, load
 from lorad.errors import LoradError
-from lorad.paths import Home, default_home
 from lorad.trainers.install import NEEDED, TRIED, installed_versions, interpreter_of, mending_hint, older
 
 WANTED = {

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from lorad.adapters.targets import HEAD, MEGATRON, leaf, match_modules
-from lorad.config import Backend
+from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.protocol.ranks import RanksSetup
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 from lorad.trainers.install import interpreter_of
 
 Shapes = Mapping[str, tuple[int, int]]

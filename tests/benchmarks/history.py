@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from lorad.protocol.journal import Attempt, EndFact, Record, StepFact, VersionFact, encode
-from lorad.specs import convert, to_json
+from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Store

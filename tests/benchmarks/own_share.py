@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from lorad.paths import RunDir
+from lorad.box.paths import RunDir
 from lorad.protocol.journal import Record, read
 from tests.benchmarks.workload import (
     ALPHA,

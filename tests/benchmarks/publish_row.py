@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.box.paths import MEMORY
 from lorad.engines.base import AdapterSource, Engine
-from lorad.paths import MEMORY
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.trainers.base import SlotSpec
 from tests.benchmarks.merged import Merged

@@ -18,11 +18,11 @@ from textual.widgets.option_list import Option
 from lorad.client.client import Client
 from lorad.client.shapes import Run
 from lorad.errors import LoradError
+from lorad.spec.templates import TEMPLATES
 from lorad.text import coarse_age, one_line
 from lorad.tui import keys, sources
 from lorad.tui.form import Source
 from lorad.tui.rows import eval_text, state_text
-from lorad.tui.templates import TEMPLATES
 
 RUNS = 300  # of those that ended, the newest
 

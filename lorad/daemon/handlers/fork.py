@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
+from lorad.box.paths import RunDir
 from lorad.client.shapes import Forked
 from lorad.daemon import reference
 from lorad.daemon.as_user import as_user
@@ -31,9 +32,8 @@ from lorad.daemon.request import Call
 from lorad.daemon.versions import await_files, find_version, has_files, in_hand
 from lorad.daemon.views import extended, run_view, spec_at
 from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
-from lorad.paths import RunDir
-from lorad.spec_text import overridden, override
-from lorad.specs import Positive, Spec
+from lorad.spec.model import Positive, Spec
+from lorad.spec.text import overridden, override
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow, VersionRow

@@ -28,7 +28,7 @@ from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.protocol.calls import Generate
 from lorad.rl.data import with_system
 from lorad.rl.tokenizer import Tokenizer
-from lorad.specs import Data, NonNegative, NonNegativeFloat, Positive, Seed
+from lorad.spec.model import Data, NonNegative, NonNegativeFloat, Positive, Seed
 from lorad.store import runs
 from lorad.store.rows import VersionRow
 

@@ -22,8 +22,8 @@ from lorad.daemon.request import Call
 from lorad.daemon.views import extended, run_view, spec_at
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.protocol.inputs import changes
-from lorad.spec_text import overridden, override
-from lorad.specs import Positive, Spec, to_json
+from lorad.spec.model import Positive, Spec, to_json
+from lorad.spec.text import overridden, override
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints

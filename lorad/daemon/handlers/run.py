@@ -17,7 +17,7 @@ from lorad.daemon.preflight import preflight
 from lorad.daemon.reference import clear, refuse_other_model, settle, staged
 from lorad.daemon.request import Call
 from lorad.daemon.views import run_view
-from lorad.spec_text import load_task
+from lorad.spec.text import load_task
 
 
 class Body(Struct):

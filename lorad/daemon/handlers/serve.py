@@ -34,8 +34,8 @@ from lorad.daemon.versions import in_hand
 from lorad.daemon.views import of_row
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.calls import Attestation
-from lorad.spec_text import overridden, override
-from lorad.specs import Eval, Model, Spec
+from lorad.spec.model import Eval, Model, Spec
+from lorad.spec.text import overridden, override
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow
 

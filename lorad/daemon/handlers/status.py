@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import lorad
+from lorad.box.tokens import tokens_trouble
 from lorad.client.box_shapes import Caller, DatabaseSize, Disk, Status
 from lorad.daemon.access import is_admin
 from lorad.daemon.context import Context
@@ -14,7 +15,6 @@ from lorad.daemon.distrust import size_of
 from lorad.daemon.gateway import base_url, gateway_socket
 from lorad.daemon.request import Call
 from lorad.store import runs
-from lorad.tokens import tokens_trouble
 
 TROUBLES = 20  # of what the daemon cannot do now, and tries again
 

@@ -28,8 +28,8 @@ from lorad.daemon.views import extended
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
 from lorad.rl.doubts import doubts, refuse_contradictions
-from lorad.spec_text import load_task
-from lorad.specs import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
+from lorad.spec.model import Algorithm, Attest, Checkpoint, Resources, Spec, Trainer, to_json
+from lorad.spec.text import load_task
 from lorad.store import runs, sweeps
 
 UNSEEN = ("lr", "schedule", "schedule_steps", "warmup_steps", "min_lr", "steps", "betas", "eps", "weight_decay")

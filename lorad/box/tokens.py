@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lorad.config import GatewaySettings
+from lorad.box.config import GatewaySettings
 from lorad.errors import SpecError
 
 DIGEST = "sha256:"

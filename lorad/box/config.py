@@ -52,7 +52,7 @@ class Backend(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How pools compute on this box; `auto` leaves it to `lorad/runtime.py`, which tells who else may decide."""
+    """How pools compute on this box; `auto` leaves it to `lorad/box/runtime.py`, which says who else may decide."""
 
     threads: Annotated[int, Meta(gt=0, le=4096)] | Literal["auto"] = "auto"
     wait_policy: Literal["auto", "passive", "active"] = "auto"
@@ -172,7 +172,7 @@ def load(path: Path) -> Config:
     """The configuration in `path`; the defaults when there is none. Raises SpecError."""
     import yaml
 
-    from lorad.yaml_text import compose, refuse_doubles
+    from lorad.spec.yaml import compose, refuse_doubles
 
     if not path.exists():
         return Config()

@@ -26,8 +26,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from lorad.config import RuntimeSettings
-from lorad.machine import Machine
+from lorad.box.config import RuntimeSettings
+from lorad.box.machine import Machine
 
 SMALL_MODEL = 25_000_000  # parameters; below, a second CPU thread makes decoding no faster
 PER_THREAD = 6_000_000  # parameters: with fewer for each thread, they wait more than they compute

@@ -15,9 +15,9 @@ import msgspec
 
 from lorad.bounds import OVERRIDE_CHARACTERS, OVERRIDES, YAML_DEPTH
 from lorad.errors import SpecError
-from lorad.spec_secrets import refuse_secret_text, refuse_secrets
-from lorad.specs import Spec, convert
-from lorad.yaml_text import compose, lines, plain, refuse_large
+from lorad.spec.model import Spec, convert
+from lorad.spec.secrets import refuse_secret_text, refuse_secrets
+from lorad.spec.yaml import compose, lines, plain, refuse_large
 
 
 def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
@@ -110,7 +110,7 @@ def overridden(text: str) -> str:
 
 
 def from_json(data: bytes) -> Spec:
-    """A stored spec (`lorad.specs.to_json`), also of the release before `trainer.cp`, whose defaults were others.
+    """A stored spec (`lorad.spec.model.to_json`), also of the release before `trainer.cp`, whose defaults were others.
 
     There `lora` and one device were in every spec, and meant what `canonical_lora` and none mean now. Raises
     msgspec.ValidationError.

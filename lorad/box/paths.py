@@ -17,7 +17,7 @@ SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
 
 
-INSTALLED = Path(__file__).resolve().parent.parent  # where `import lorad` finds it
+INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
 
 
 def checkout() -> Path | None:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from lorad.errors import SpecError
-from lorad.spec_errors import advice, readable, without, without_unknown
+from lorad.spec.errors import advice, readable, without, without_unknown
 
 COUNT_LIMIT = 2**31 - 1
 Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
@@ -218,7 +218,7 @@ class Pool(Part, frozen=True):
 
     mode: Literal["auto", "fused", "resident", "timesliced"] = "auto"
     memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
-    threads: Positive | None = None  # compute threads on the CPU; None: chosen, see lorad/runtime.py
+    threads: Positive | None = None  # compute threads on the CPU; None: chosen, see lorad/box/runtime.py
 
 
 class Resources(Part, frozen=True):
