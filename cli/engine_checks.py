@@ -19,12 +19,12 @@ STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that i
 
 def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[dict[str, Any]]:
     """Of a server: {name, ok, detail, hint, facts}, each as soon as it is known."""
-    return probed(home, ["lorad.engines.probe", kind, *([] if start else ["--no-start"])])
+    return probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
 
 
 def trainer_checks(home: Home, kind: str) -> Iterator[dict[str, Any]]:
     """Of a trainer, as `engine_checks`; nothing is started."""
-    return probed(home, ["lorad.trainers.probe", kind])
+    return probed(home, ["lorad.backends.trainer_probe", kind])
 
 
 def probed(home: Home, module: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
+from lorad.backends.engine_registry import BACKENDS, engine_class
+from lorad.backends.trainer_registry import trainer_class
 from lorad.box.config import Backend, Config
-from lorad.driver.backends import check_backends
-from lorad.engines.registry import BACKENDS, engine_class
 from lorad.errors import SpecError
+from lorad.preflight.backends import check_backends
 from lorad.spec.model import convert
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from lorad.trainers.registry import trainer_class
 
 
-@pytest.mark.parametrize("module", ["lorad.trainers.registry", "lorad.engines.registry"])
+@pytest.mark.parametrize("module", ["lorad.backends.trainer_registry", "lorad.backends.engine_registry"])
 def test_a_registry_imports_no_backend(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lorad.engines.install import install_lines
-from lorad.engines.trial import compared
+from lorad.backends.engine_install import install_lines
+from lorad.backends.engine_trial import compared
 from tests.world import World, world
 
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from lorad.box.config import Config
 from lorad.cli.app import app
-from lorad.driver.backends import check_backends
+from lorad.preflight.backends import check_backends
 from lorad.rl.reward import RewardInput, gsm8k
 from lorad.spec.model import Spec
 from lorad.spec.text import load_spec, mapping

@@ -24,7 +24,15 @@ LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
 
 TORCH = {"torch", "transformers", "peft"}
 SLOW = TORCH | {"textual", "pydantic", "numpy", "sqlite_utils", "httpx", "aiohttp", "pyarrow", "yaml", "asyncio"}
-HEAVY = ("lorad.models", "lorad.trainers", "lorad.engines", "lorad.pool", "lorad.rl.loss", "lorad.rl.template_child")
+HEAVY = (
+    "lorad.backends.engine_trial",
+    "lorad.models",
+    "lorad.trainers",
+    "lorad.engines",
+    "lorad.pool",
+    "lorad.rl.loss",
+    "lorad.rl.template_child",
+)
 START_UP_LIMIT = 20  # times the CPU time of a bare interpreter
 
 

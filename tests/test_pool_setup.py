@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from lorad.backends.engine_setup import CANARY_PROMPT, RANKS
 from lorad.box.config import Backend, Config
 from lorad.box.config import load as load_config
 from lorad.daemon.context import Context
@@ -19,10 +20,9 @@ from lorad.daemon.place import starting
 from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools import find_or_make
 from lorad.daemon.views import run_view
-from lorad.driver.preflight import preflight
-from lorad.engines.setup import CANARY_PROMPT, RANKS
 from lorad.errors import SpecError
 from lorad.pool.canaries import PROMPT_TOKENS
+from lorad.preflight.__main__ import preflight
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.spec.model import convert

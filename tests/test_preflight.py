@@ -19,10 +19,10 @@ from lorad.adapters.peft import write_peft
 from lorad.adapters.targets import match_modules
 from lorad.adapters.validate import expected_shapes
 from lorad.daemon.preflight import answer
-from lorad.driver.memory import available_memory
-from lorad.driver.preflight import preflight
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.preflight.__main__ import preflight
+from lorad.preflight.memory import available_memory
 from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
 from lorad.spec.model import convert
 from lorad.text import size
@@ -205,7 +205,7 @@ def test_a_reference_fits_the_base_and_is_counted(tmp_path: Path) -> None:
 
 def run_module(question: str) -> Answer:
     done = subprocess.run(
-        [sys.executable, "-m", "lorad.driver.preflight"],
+        [sys.executable, "-m", "lorad.preflight"],
         input=question,
         text=True,
         capture_output=True,
@@ -255,7 +255,7 @@ def score(**_):
 def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(LIES)
     question = json.dumps({"spec": {"reward": {"name": "rewards.py:score"}}, "cwd": str(tmp_path)})
-    command = [sys.executable, "-m", "lorad.driver.preflight"]
+    command = [sys.executable, "-m", "lorad.preflight"]
     done = subprocess.run(command, input=question.encode(), capture_output=True, cwd=ROOT)
     assert answer(done.stdout, done.stderr).model_path == str(TINY) and b'"many"' not in done.stdout
 

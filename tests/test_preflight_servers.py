@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lorad.backends import engine_install as install_module
+from lorad.backends.engine_install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
+from lorad.backends.engine_registry import SERVERS, dialect_class
 from lorad.box.paths import checkout
-from lorad.driver.preflight import preflight
-from lorad.engines import install as install_module
-from lorad.engines.install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
-from lorad.engines.registry import SERVERS, dialect_class
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
+from lorad.preflight.__main__ import preflight
 from lorad.spec.model import convert
 from tests.world import REPOSITORY
 

@@ -13,16 +13,16 @@ import pytest
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
-from lorad.driver.preflight import preflight
-from lorad.driver.trainers import check_adapted, check_devices, check_sizes, needs_base
+from lorad.backends import trainer_install as install_module
+from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
+from lorad.backends.trainer_setup import modules_of, needs_base, targets_of
 from lorad.errors import SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
+from lorad.preflight.__main__ import preflight
+from lorad.preflight.trainers import check_adapted, check_devices, check_sizes
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import convert
-from lorad.trainers import install as install_module
-from lorad.trainers.install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
-from lorad.trainers.setup import modules_of, targets_of
 from tests.foreign_models import HIDDEN, make_gpt2, make_moe
 
 TINY = resolve("builtin:tiny")

@@ -14,10 +14,10 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.adapters.served import served
 from lorad.adapters.targets import match_modules
+from lorad.backends.engine_registry import SERVERS, dialect_class
+from lorad.backends.engine_setup import targets
 from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
-from lorad.engines.registry import SERVERS, dialect_class
-from lorad.engines.setup import targets
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.models.loading import load_base

@@ -23,7 +23,7 @@ class Commands:
 
     driver: tuple[str, ...] = _module("lorad.driver")
     pool: tuple[str, ...] = _module("lorad.pool")
-    preflight: tuple[str, ...] = _module("lorad.driver.preflight")
+    preflight: tuple[str, ...] = _module("lorad.preflight")
     gateway: tuple[str, ...] = _module("lorad.gateway")
 
     def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:

@@ -21,6 +21,7 @@ from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
 from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
+from lorad.backends.trainer_setup import targets_of
 from lorad.box.paths import RunDir
 from lorad.daemon.as_user import as_user
 from lorad.daemon.bases import base_in
@@ -43,7 +44,6 @@ from lorad.store import aliases, runs
 from lorad.store.ingest import ingest
 from lorad.store.rows import RunRow, VersionRow
 from lorad.store.versions import first_number, get_version, versions
-from lorad.trainers.setup import targets_of
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from lorad.backends.engine_registry import SERVERS
+from lorad.backends.engine_setup import server_setup
+from lorad.backends.trainer_registry import RANKED
+from lorad.backends.trainer_setup import ranks_setup
 from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
 from lorad.daemon.devices import Device
 from lorad.daemon.processes import ProcessState, attempts_under
-from lorad.engines.registry import SERVERS
-from lorad.engines.setup import server_setup
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import Capacity, PoolStatus
 from lorad.spec.model import Spec
-from lorad.trainers.registry import RANKED
-from lorad.trainers.setup import ranks_setup
 
 
 class Refusal(NamedTuple):

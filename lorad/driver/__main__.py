@@ -15,12 +15,12 @@ from pathlib import Path
 from lorad.startup import quick_imports
 
 with quick_imports():
+    from lorad.backends.trainer_setup import needs_base
     from lorad.box.paths import AttemptDir, RunDir
     from lorad.driver.begin import connect
     from lorad.driver.driver import drive
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
-    from lorad.driver.trainers import needs_base
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lorad.engines.registry import engine_class
+from lorad.backends.engine_registry import engine_class
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
 from lorad.models.directory import linear_shapes, read_config, resolve

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, mending_hint
+from lorad.backends.trainer_probe import WANTED
 from lorad.children.findings import look
 from lorad.children.interpreter import NoInterpreter, installed
-from lorad.trainers.install import FOR_GPUS, NEEDED, install_lines, mending_hint
-from lorad.trainers.probe import WANTED
 from tests.world import World, world
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import leaf
+from lorad.backends.engine_registry import engine_class
 from lorad.box.config import Backend
 from lorad.children.findings import Finding
 from lorad.engines.base import BASE, AdapterSource, Engine
-from lorad.engines.registry import engine_class
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lorad.adapters.targets import leaf
+from lorad.backends.engine_install import install_hint
 from lorad.box.config import Backend
-from lorad.engines.install import install_hint
 from lorad.errors import SpecError
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.servers import ServerSetup
@@ -16,7 +16,6 @@ from lorad.spec.model import Spec
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/canaries.py
 HEAD = "lm_head"
-UNIX = "unix:"  # how the address of a server on a Unix socket begins
 
 
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:

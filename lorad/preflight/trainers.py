@@ -10,25 +10,18 @@ import numpy as np
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
+from lorad.backends.trainer_install import installed_versions, interpreter_of, older
+from lorad.backends.trainer_registry import RANKED
+from lorad.backends.trainer_setup import AXES, fused
 from lorad.box.config import Backend, Config
-from lorad.engines.registry import SERVERS
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
 from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
-from lorad.trainers.install import installed_versions, interpreter_of, older
-from lorad.trainers.registry import RANKED
-from lorad.trainers.setup import fused
 
-AXES = ("tp", "pp", "ep", "dp")
 AXES_OF = {"fsdp": ("dp",), "megatron": AXES}
 RANK_NAMES = " or ".join(sorted(RANKED))
 _NUMBER = re.compile(r"\.\d+(?=\.)")
-
-
-def needs_base(spec: Spec) -> bool:
-    """Whether the pool's own process loads the model, whose architecture the builtin backend then has to know."""
-    return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
 
 
 def check_trainer_keys(spec: Spec) -> None:

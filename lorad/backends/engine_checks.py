@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 
+from lorad.backends.engine_install import TRIED, install_hint, install_lines, installed_version, is_older
 from lorad.box.config import Backend
 from lorad.box.paths import MEMORY
 from lorad.children.findings import Finding, Wanted
-from lorad.engines.install import TRIED, install_hint, install_lines, installed_version, is_older
 from lorad.engines.remote.transport import LEAST_FREE
 from lorad.errors import SpecError
 

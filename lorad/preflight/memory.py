@@ -6,12 +6,12 @@ from pathlib import Path
 
 import psutil
 
-from lorad.engines.registry import SERVERS
+from lorad.backends.engine_registry import SERVERS
+from lorad.backends.trainer_registry import RANKED
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.spec.model import Spec
 from lorad.text import size as in_units
-from lorad.trainers.registry import RANKED
 
 CGROUP = Path("/sys/fs/cgroup")
 

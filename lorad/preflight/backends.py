@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
+from lorad.backends import engine_registry as engines
+from lorad.backends import trainer_registry as trainers
 from lorad.box.config import Config
-from lorad.driver.trainers import check_trainer_keys
-from lorad.engines import registry as engines
-from lorad.engines.setup import UNIX
 from lorad.errors import SpecError
+from lorad.preflight.trainers import check_trainer_keys
+from lorad.protocol.servers import UNIX
 from lorad.spec.model import Spec
-from lorad.trainers import registry as trainers
 
 SERVER_NAMES = " or ".join(sorted(engines.SERVERS))
 KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
@@ -33,7 +33,7 @@ def check_backends(spec: Spec, config: Config) -> None:
 
 def server_check() -> Callable[..., list[str]]:
     """`check_server`, imported where it is needed: its HTTP client takes as long as all the rest of a preflight."""
-    from lorad.driver.servers import check_server
+    from lorad.preflight.servers import check_server
 
     return check_server
 

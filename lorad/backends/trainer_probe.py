@@ -1,4 +1,4 @@
-"""python -m lorad.trainers.probe KIND: can lorad use this trainer here? For `lorad doctor --trainer KIND`.
+"""python -m lorad.backends.trainer_probe KIND: can lorad use this trainer here? For `lorad doctor --trainer KIND`.
 
 Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could say what is the matter, whatever that is.
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from lorad.backends.trainer_install import NEEDED, TRIED, installed_versions, interpreter_of, mending_hint, older
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
 from lorad.children.findings import Finding, Wanted, installation
 from lorad.errors import LoradError
-from lorad.trainers.install import NEEDED, TRIED, installed_versions, interpreter_of, mending_hint, older
 
 WANTED = {
     "fsdp": Wanted(
@@ -30,7 +30,7 @@ WANTED = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lorad.trainers.probe")
+    parser = argparse.ArgumentParser(prog="python -m lorad.backends.trainer_probe")
     parser.add_argument("kind", choices=sorted(NEEDED))
     for finding in findings(parser.parse_args().kind):
         os.write(1, msgspec.json.encode({"check": finding}) + b"\n")

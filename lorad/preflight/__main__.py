@@ -1,6 +1,6 @@
 """Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward, memory.
 
-`python -m lorad.driver.preflight` reads a Question on stdin and prints an Answer, see
+`python -m lorad.preflight` reads a Question on stdin and prints an Answer, see
 `lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
@@ -25,26 +25,26 @@ with quick_imports():
     from lorad.adapters.peft import outline, read_peft
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
+    from lorad.backends.engine_registry import SERVERS
+    from lorad.backends.trainer_setup import modules_of, needs_base, targets_of
     from lorad.box.config import Backend, Config, backends_of
     from lorad.box.config import load as load_config
     from lorad.box.paths import Home, default_home
-    from lorad.driver.backends import check_backends, server_check
-    from lorad.driver.memory import available_memory, base_memory, check_memory
     from lorad.driver.rewards import Rewarder
-    from lorad.driver.trainers import (
+    from lorad.errors import AdapterRefused, SpecError, to_wire
+    from lorad.files import open_file, refuse_sparse
+    from lorad.models.directory import read_config, resolve, weight_files
+    from lorad.models.facts import ModelFacts, read_facts
+    from lorad.preflight.backends import check_backends, server_check
+    from lorad.preflight.memory import available_memory, base_memory, check_memory
+    from lorad.preflight.trainers import (
         check_adapted,
         check_devices,
         check_fused,
         check_shared,
         check_sizes,
         check_trainer,
-        needs_base,
     )
-    from lorad.engines.registry import SERVERS
-    from lorad.errors import AdapterRefused, SpecError, to_wire
-    from lorad.files import open_file, refuse_sparse
-    from lorad.models.directory import read_config, resolve, weight_files
-    from lorad.models.facts import ModelFacts, read_facts
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
     from lorad.rl.data import Dataset, Example, load_data, load_eval
     from lorad.rl.doubts import doubts, refuse_contradictions
@@ -53,7 +53,6 @@ with quick_imports():
     from lorad.rl.tasks import TASKS
     from lorad.rl.tokenizer import Tokenizer
     from lorad.spec.model import Spec, convert, fitted
-    from lorad.trainers.setup import modules_of, targets_of
 
 Shapes = dict[str, tuple[int, int]]
 OPENED_AS = "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."

@@ -1,4 +1,4 @@
-"""python -m lorad.engines.probe KIND [--no-start]: can lorad use this server here? For `lorad doctor --engine KIND`.
+"""Can lorad use this server here? `python -m lorad.backends.engine_probe KIND [--no-start]`, for `lorad doctor`.
 
 Writes JSON on stdout, one object a line: {"note": text} while something takes its time, {"check": Finding}. Exits with
 0 when it could say what is the matter, whatever that is.
@@ -17,18 +17,18 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.backends.engine_checks import WANTED, interpreter, memory_filesystem
+from lorad.backends.engine_install import DISTRIBUTIONS, install_hint
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
 from lorad.children.findings import Finding, installation
-from lorad.engines.checks import WANTED, interpreter, memory_filesystem
-from lorad.engines.install import DISTRIBUTIONS, install_hint
 from lorad.errors import LoradError
 
 EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lorad.engines.probe")
+    parser = argparse.ArgumentParser(prog="python -m lorad.backends.engine_probe")
     parser.add_argument("kind", choices=sorted(DISTRIBUTIONS))
     parser.add_argument("--no-start", action="store_true")
     arguments = parser.parse_args()
@@ -64,7 +64,7 @@ async def findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
 
 
 async def tried(kind: str, backend: Backend, device: str, *, start: bool) -> AsyncIterator[Finding]:
-    from lorad.engines.trial import command, trial
+    from lorad.backends.engine_trial import command, trial
 
     yield command(kind, backend, device)
     if not start:

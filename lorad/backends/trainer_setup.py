@@ -6,18 +6,26 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from lorad.adapters.targets import HEAD, MEGATRON, leaf, match_modules
+from lorad.backends.engine_registry import SERVERS
+from lorad.backends.trainer_install import interpreter_of
+from lorad.backends.trainer_registry import RANKED
 from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.models.facts import ModelFacts
 from lorad.protocol.ranks import RanksSetup
 from lorad.spec.model import Spec
-from lorad.trainers.install import interpreter_of
 
+AXES = ("tp", "pp", "ep", "dp")
 Shapes = Mapping[str, tuple[int, int]]
 
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+")
 _FUSED = {names[0]: names for names in MEGATRON.values() if len(names) > 1}
 _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
+
+
+def needs_base(spec: Spec) -> bool:
+    """Whether the pool's own process loads the model, whose architecture the builtin backend then has to know."""
+    return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
 
 
 def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:

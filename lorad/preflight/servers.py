@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from lorad.adapters.targets import leaf
+from lorad.backends import engine_registry as engines
+from lorad.backends.engine_install import TRIED, installed_version, is_older
+from lorad.backends.engine_setup import HEAD, longest, server_setup
 from lorad.box.config import Backend, Config
 from lorad.driver.sample import sampling_of
-from lorad.engines import registry as engines
-from lorad.engines.install import TRIED, installed_version, is_older
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.settings import addresses, settings_of
-from lorad.engines.setup import HEAD, longest, server_setup
 from lorad.errors import SpecError
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.servers import ServerSetup
