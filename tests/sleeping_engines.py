@@ -26,7 +26,7 @@ from lorad.models.directory import resolve
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.pool.temporary import MARK
+from lorad.pool.attest.temporary import MARK
 from lorad.protocol.batch import Batch, Chunk, LossStats, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.servers import ServerSetup
 from lorad.trainers.base import StepResult

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lorad.errors import AdapterRefused, AttestationFailed
-from lorad.pool.canaries import Canaries
-from lorad.pool.judge import BFLOAT16, FLOAT32, Limits, judge
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Limits, judge
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Nothing, Published
 from lorad.protocol.connection import Connection

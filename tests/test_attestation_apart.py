@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.errors import AttestationFailed, Conflict, Fenced, LoradError
-from lorad.pool.temporary import MARK
+from lorad.pool.attest.temporary import MARK
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
 from tests import faulty_engines

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lorad.pool.amplify import LEAST_NATS, MOST_NATS, Amplified, Prediction, amplification, judge_amplified
-from lorad.pool.canaries import Canaries
-from lorad.pool.judge import BFLOAT16, FLOAT32
-from lorad.pool.nametest import Others, judge_bits, judge_within
-from lorad.pool.outcome import Outcome
+from lorad.pool.attest.amplified import LEAST_NATS, MOST_NATS, Amplified, Prediction, amplification, judge_amplified
+from lorad.pool.attest.by_name import Others, judge_bits, judge_within
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32
+from lorad.pool.attest.verdict import Outcome
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import Attestation
 

@@ -21,7 +21,7 @@ from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools import find_or_make
 from lorad.daemon.views import run_view
 from lorad.errors import SpecError
-from lorad.pool.canaries import PROMPT_TOKENS
+from lorad.pool.attest.canaries import PROMPT_TOKENS
 from lorad.preflight.__main__ import preflight
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import BaseFacts

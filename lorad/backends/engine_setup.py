@@ -14,7 +14,7 @@ from lorad.protocol.servers import ServerSetup
 from lorad.spec.model import Spec
 
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
-CANARY_PROMPT = 8  # tokens, see lorad/pool/canaries.py
+CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
 HEAD = "lm_head"
 
 

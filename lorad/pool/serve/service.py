@@ -9,9 +9,9 @@ import socket
 from contextlib import aclosing
 from functools import partial
 
-from lorad.pool.dispatch import answers
+from lorad.pool.serve.dispatch import answers
+from lorad.pool.serve.wire import Wire
 from lorad.pool.state import Pool
-from lorad.pool.wire import Wire
 from lorad.protocol.calls import CANCEL, Call
 from lorad.protocol.frames import BadFrame
 from lorad.protocol.listener import may_call

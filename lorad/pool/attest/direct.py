@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.pool.canaries import Canaries
+from lorad.pool.attest.canaries import Canaries
 from lorad.protocol.calls import Attestation
 
 NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains

@@ -6,8 +6,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.pool.amplify import Amplified, Prediction
-from lorad.pool.canaries import Canaries
+from lorad.pool.attest.amplified import Amplified, Prediction
+from lorad.pool.attest.canaries import Canaries
 from lorad.protocol.calls import Attestation
 
 

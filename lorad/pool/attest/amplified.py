@@ -1,7 +1,7 @@
 """The amplified test of attestation: a copy with alpha x K in the engine, against the trainer's prediction of the same.
 
 K is a power of two, so that it rounds nothing, and so large that the change stands far above the engine's noise. Then
-rel and z (judge.py) show a dropped target, a doubled scale, a stale or garbled tensor, also where a direct comparison
+rel and z (direct.py) show a dropped target, a doubled scale, a stale or garbled tensor, also where a direct comparison
 sees nothing but rounding.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 from msgspec import Struct
 
-from lorad.pool.canaries import Canaries
-from lorad.pool.judge import Limits, measure, resembles
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.direct import Limits, measure, resembles
 from lorad.protocol.calls import Attestation
 
 LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change, rms

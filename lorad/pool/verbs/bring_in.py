@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from lorad.engines.base import AdapterSource
 from lorad.errors import AttestationFailed, EngineGone
-from lorad.pool.amplify import Prediction
-from lorad.pool.attest import UNLOADED
+from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.attester import UNLOADED
+from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.loaded import Entry
-from lorad.pool.outcome import Claim, Outcome
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Attestation
 

@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.pool.amplify import Prediction, amplification
-from lorad.pool.canaries import Canaries
+from lorad.pool.attest.amplified import Prediction, amplification
+from lorad.pool.attest.canaries import Canaries
 from lorad.trainers.base import LoraType, Policy, SlotSpec, Trainer
 
 

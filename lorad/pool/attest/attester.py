@@ -1,9 +1,10 @@
 """Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
 
-*Delivery*: the digest of what the engine received. *Direct comparison* (judge.py), which every server of the engine has
-to pass; where trainer and engine share a process and fp32 it suffices. Elsewhere also the *name test* (nametest.py), on
-every version, and the *amplified test* (amplify.py): when a run begins or goes on, when the engine has come back and
-does not repeat its bits, on every k-th version, and on every version that is loaded from its files.
+*Delivery*: the digest of what the engine received. *Direct comparison* (direct.py), which every server of the engine
+has to pass; where trainer and engine share a process and fp32 it suffices. Elsewhere also the *name test*
+(by_name.py), on every version, and the *amplified test* (amplified.py): when a run begins or is resumed, when the
+engine has come back and does not repeat its bits, on every k-th version, and on every version that is loaded from its
+files.
 
 What the first server said is kept: a part of the engine that has lost its memory (restart, wake) is compared with it
 before anybody is served by that part. Bit for bit the same, it is what was attested; else it has to be the same within
@@ -20,14 +21,14 @@ import numpy as np
 
 from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
 from lorad.errors import AttestationFailed, NotFound
-from lorad.pool.amplify import Amplified, Prediction, judge_amplified
-from lorad.pool.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
-from lorad.pool.judge import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
-from lorad.pool.nametest import Others, judge_bits, judge_within, rms_between, same_bits
-from lorad.pool.outcome import Claim, Outcome
+from lorad.pool.attest.amplified import Amplified, Prediction, judge_amplified
+from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_between, same_bits
+from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
+from lorad.pool.attest.prediction import Predictor
+from lorad.pool.attest.temporary import Temporaries
+from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.phases import Phases
-from lorad.pool.predict import Predictor
-from lorad.pool.temporary import Temporaries
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
 from lorad.trainers.base import Policy, Trainer
 
