@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from lorad.box.paths import Home
-from lorad.gateway.bases import Base
+from lorad.gateway.own.bases import Base
 from tests.gateway_kit import World, entry, greedy, openai, published, running_gateway, write_table
 from tests.pool_kit import TINY, running_pool, until
 

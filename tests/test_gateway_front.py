@@ -13,9 +13,9 @@ import pytest
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
-from lorad.gateway import owners
 from lorad.gateway.access import name_of
-from lorad.gateway.front import fronting
+from lorad.gateway.shared import owners
+from lorad.gateway.shared.front import fronting
 from lorad.protocol.listener import listen
 from tests.gateway_kit import write_table
 from tests.test_gateway_refusals import answers as listens

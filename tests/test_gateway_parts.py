@@ -19,10 +19,10 @@ from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
 from lorad.box.tokens import read_tokens
 from lorad.errors import NotFound, PoolLost, SpecError
-from lorad.gateway.app import answering
+from lorad.gateway.own.app import answering
+from lorad.gateway.own.text import MOST_PENDING, Detokenizer, StopCutter
 from lorad.gateway.params import NEUTRAL_COMPLETION, CompletionWish, read
 from lorad.gateway.table import Table
-from lorad.gateway.text import MOST_PENDING, Detokenizer, StopCutter
 from lorad.protocol.aio import AsyncConnection
 from lorad.protocol.batch import Sampling
 from lorad.protocol.calls import Generate, Nothing
@@ -110,7 +110,7 @@ def test_the_table_is_read_again_whenever_it_was_replaced(home: Path) -> None:
 
 
 async def test_a_connection_that_asks_for_nothing_is_closed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.gateway.app.CONNECTIONS", Bounds(head=0.05))
+    monkeypatch.setattr("lorad.gateway.own.app.CONNECTIONS", Bounds(head=0.05))
     monkeypatch.setattr("lorad.protocol.bounded.LOOK", 0.05)
     async with answering(Home(home), GatewaySettings()):
         reader, writer = await asyncio.open_unix_connection(str(Home(home).gateway_socket))

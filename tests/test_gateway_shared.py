@@ -35,7 +35,7 @@ ENDLESS = (
 )
 HUNG = """
 import asyncio, time
-from lorad.gateway import watchdog
+from lorad.gateway.own import watchdog
 async def hang():
     async with watchdog.watched():
         await asyncio.sleep(0.2)

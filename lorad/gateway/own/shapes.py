@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from lorad.gateway.generation import Generation, Piece, Token
+from lorad.gateway.own.generation import Generation, Piece, Token
+from lorad.gateway.own.text import BROKEN
 from lorad.gateway.params import Wish
-from lorad.gateway.text import BROKEN
 
 Json = dict[str, Any]
 

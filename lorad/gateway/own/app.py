@@ -16,19 +16,19 @@ from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
 from lorad.errors import LoradError
 from lorad.gateway.access import Access
-from lorad.gateway.bases import Bases, Peers
 from lorad.gateway.errors import from_lorad
-from lorad.gateway.generation import Asked, Generation, Generator, gathered
 from lorad.gateway.guard import EVENT_STREAM, VERSION, answer, arrived, event, guard, send
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
 from lorad.gateway.models import add_models
+from lorad.gateway.own.bases import Bases, Peers
+from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
+from lorad.gateway.own.prompts import of_chat, of_completion
+from lorad.gateway.own.resolve import Resolver
+from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
+from lorad.gateway.own.watchdog import watched
 from lorad.gateway.params import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatWish, CompletionWish, Wish, read
-from lorad.gateway.prompts import of_chat, of_completion
-from lorad.gateway.resolve import Resolver
 from lorad.gateway.server import listening
-from lorad.gateway.shapes import ChatShape, CompletionShape, Shape
 from lorad.gateway.traffic import Counted, Traffic, telling
-from lorad.gateway.watchdog import watched
 from lorad.protocol.traffic import FILE
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 from lorad.box.paths import Home
 from lorad.errors import PoolLost
 from lorad.gateway.guard import VERSION
-from lorad.gateway.routes import Routes, Way
+from lorad.gateway.shared.routes import Routes, Way
 from lorad.protocol.listener import answers, uid_of
 
 log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from lorad.gateway.errors import ApiError, from_lorad, no_such_model
 from lorad.gateway.guard import EVENT_STREAM, VERSION, arrived, event, guard, send
 from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
 from lorad.gateway.models import add_models
-from lorad.gateway.owners import AGAIN, Owners
 from lorad.gateway.params import unfit
-from lorad.gateway.routes import Routes
 from lorad.gateway.server import listening
+from lorad.gateway.shared.owners import AGAIN, Owners
+from lorad.gateway.shared.routes import Routes
 from lorad.protocol.listener import FOR_ALL
 
 log = logging.getLogger(__name__)

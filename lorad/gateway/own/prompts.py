@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lorad.gateway.bases import Base
 from lorad.gateway.errors import ApiError, refused
 from lorad.gateway.limits import MOST_SAMPLES
+from lorad.gateway.own.bases import Base
 from lorad.gateway.params import ChatWish, CompletionWish, Wish
 from lorad.protocol.batch import Prompt
 

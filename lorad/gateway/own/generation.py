@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from lorad.errors import EngineGone, NotFound, PoolLost
-from lorad.gateway.bases import Base, Bases, Peers
 from lorad.gateway.limits import POOL_SECONDS
+from lorad.gateway.own.bases import Base, Bases, Peers
+from lorad.gateway.own.prompts import new_tokens, prompts
+from lorad.gateway.own.resolve import Resolver
+from lorad.gateway.own.text import Detokenizer, StopCutter
 from lorad.gateway.params import ChatWish, Wish
-from lorad.gateway.prompts import new_tokens, prompts
-from lorad.gateway.resolve import Resolver
 from lorad.gateway.table import Served
-from lorad.gateway.text import Detokenizer, StopCutter
 from lorad.gateway.traffic import Counted
 from lorad.protocol.batch import Chunk, Chunks, Prompt
 from lorad.protocol.calls import Generate
