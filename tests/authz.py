@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lorad.daemon.api.verbs import ROUTES, events
 from lorad.daemon.context import Context, run_dir
-from lorad.daemon.handlers import ROUTES, events
 from lorad.store import runs
 from tests.callers import CallerOf
 from tests.passable import make_passable, why_not

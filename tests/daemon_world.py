@@ -18,17 +18,17 @@ from lorad.bounds import Bounds
 from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.daemon import waker
+from lorad.daemon import wake
 from lorad.daemon.adopt import adopt
-from lorad.daemon.commands import Commands
+from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context, Patience, Request, attempt_dir
-from lorad.daemon.devices import Device
+from lorad.daemon.daemon import answering, prepare, rest
+from lorad.daemon.gpu.devices import Device
 from lorad.daemon.journal import DaemonJournal
-from lorad.daemon.making import create, make_directory
-from lorad.daemon.processes import read_status
+from lorad.daemon.process.commands import Commands
+from lorad.daemon.process.processes import read_status
 from lorad.daemon.reconcile import reconcile
-from lorad.daemon.request import Caller
-from lorad.daemon.run import answering, prepare, rest
+from lorad.daemon.runs.create import create, make_directory
 from lorad.protocol.journal import JournalWriter
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move
@@ -56,7 +56,7 @@ def open_context(home: Path, **config: Any) -> Context:
 def looking_often() -> Iterator[None]:
     """What nobody told the daemon it sees a moment later, not seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waker, "REST", 0.4)
+        patch.setattr(wake, "REST", 0.4)
         yield
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from lorad.box.paths import AttemptDir, Home
-from lorad.daemon.devices import Device
-from lorad.daemon.foreign import Process, Sight
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.occupancy import Process, Sight
 from lorad.daemon.pool import Pool
-from lorad.daemon.processes import Processes, ProcessState
+from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.protocol.status import Capacity, EngineStatus, PoolInfo, PoolStatus, Tenant, TrainerStatus

@@ -14,7 +14,7 @@ import pytest
 
 from lorad.box.paths import Home, RunDir
 from lorad.daemon.context import Request
-from lorad.daemon.processes import write_json
+from lorad.daemon.process.processes import write_json
 from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move
 from lorad.store import aliases, events, runs, versions

@@ -29,10 +29,10 @@ from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.client.transport import RESTART, Json, Transport
-from lorad.daemon import run as daemon
-from lorad.daemon import server
+from lorad.daemon import daemon
+from lorad.daemon.api import server
+from lorad.daemon.api.verbs import events
 from lorad.daemon.context import Context
-from lorad.daemon.handlers import events
 from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
 from lorad.store.db import Store

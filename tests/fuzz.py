@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from lorad.bounds import Bounds
-from lorad.daemon.handlers import ROUTES
+from lorad.daemon.api.verbs import ROUTES
 from lorad.errors import LoradError
 from lorad.protocol import bounded
 from lorad.store.check import check

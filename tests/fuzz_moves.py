@@ -27,12 +27,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lorad.adapters.directory import write_directory
 from lorad.box.paths import AttemptDir
 from lorad.daemon.adopt import adopt
+from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.verbs import kill, pause, remove, resume, stop
 from lorad.daemon.context import Context, run_dir
-from lorad.daemon.handlers import kill, pause, remove, resume, stop
-from lorad.daemon.processes import Processes, ProcessState
+from lorad.daemon.daemon import rest
+from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.daemon.reconcile import PASS
-from lorad.daemon.request import Call, Caller
-from lorad.daemon.run import rest
 from lorad.daemon.troubles import Item, guarded
 from lorad.errors import Conflict, LoradError, NotFound
 from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, JournalWriter, StepFact, VersionFact

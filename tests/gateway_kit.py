@@ -16,7 +16,7 @@ from openai.types import Completion
 
 from lorad.box.config import GatewaySettings
 from lorad.box.paths import Home
-from lorad.daemon.processes import write_json
+from lorad.daemon.process.processes import write_json
 from lorad.gateway.own.app import Gateway, answering
 from lorad.protocol.calls import LoadVersion, Published
 from tests.pool_kit import DEADLINE, OPEN, TINY, Running, learn, publish

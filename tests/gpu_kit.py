@@ -16,10 +16,10 @@ import pytest
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from lorad.daemon import devices
 from lorad.daemon.context import Context
-from lorad.daemon.devices import Device, lock_file
-from lorad.daemon.leases import Holder, write_note
+from lorad.daemon.gpu import devices
+from lorad.daemon.gpu.devices import Device, lock_file
+from lorad.daemon.gpu.lock_notes import Holder, write_note
 
 
 def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

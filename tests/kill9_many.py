@@ -4,8 +4,8 @@
 
 Runs that differ in rank, seed, task, group size and algorithm train in one pool. When all are mid-run, each round kills
 something else: the pool, daemon and pool, a driver. All resume (restart: on-failure). Then, from the journals and the
-sample files alone, the audit of each run (lorad/daemon/audit.py) must find nothing, and batches, samples, figures and
-digests must be those of each run alone and undisturbed. Exits 1 on the first difference.
+sample files alone, the audit of each run (lorad/daemon/record/audit.py) must find nothing, and batches, samples,
+figures and digests must be those of each run alone and undisturbed. Exits 1 on the first difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.client.shapes import RunDetails
-from lorad.daemon.audit import audit
+from lorad.daemon.record.audit import audit
 from lorad.errors import Conflict, DaemonUnreachable
 from tests.world import World, world
 

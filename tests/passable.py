@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lorad.daemon.system import closed_part
+from lorad.daemon.process.shared_home import closed_part
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import Home, RunDir
+from lorad.daemon.daemon import prepare
 from lorad.daemon.journal import DaemonJournal
-from lorad.daemon.opening import open_store, record
-from lorad.daemon.repair import repair
-from lorad.daemon.run import prepare
+from lorad.daemon.open_store import open_store, record
+from lorad.daemon.record.repair import repair
 from lorad.protocol.journal import JournalWriter
 from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move

@@ -14,11 +14,11 @@ from lorad.box.config import Config, Sharing
 from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
-from lorad.daemon.devices import Device
+from lorad.daemon.daemon import answering
+from lorad.daemon.gpu.devices import Device
 from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.reconcile import reconcile
-from lorad.daemon.run import answering
-from lorad.daemon.system import prepare_shared
 from lorad.store.db import Store
 from tests.daemon_world import COMMANDS, QUICK
 from tests.leftovers import kill_leftovers

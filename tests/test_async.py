@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from lorad.box.paths import RunDir
-from lorad.daemon.audit import audit
+from lorad.daemon.record.audit import audit
 from lorad.driver import pending
 from lorad.driver.__main__ import attempt, open_session
 from lorad.driver.begin import begin

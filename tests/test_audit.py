@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.daemon.audit import audit
+from lorad.daemon.record.audit import audit
 from lorad.protocol.journal import encode, read
 from tests.world import World, world
 
@@ -68,5 +68,5 @@ def test_what_a_run_adds_while_it_is_audited_is_no_exception(
             journal.write(encode(msgspec.structs.replace(found[-1][0], seq=found[-1][0].seq + 1)))
         return found
 
-    monkeypatch.setattr("lorad.daemon.audit.read", grown)
+    monkeypatch.setattr("lorad.daemon.record.audit.read", grown)
     assert audit(directory) == []

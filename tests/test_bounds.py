@@ -17,8 +17,8 @@ import pytest
 
 from lorad.bounds import BODY_BYTES, Bounds
 from lorad.client.shapes import Run
+from lorad.daemon.api.verbs import events as handler
 from lorad.daemon.context import Context
-from lorad.daemon.handlers import events as handler
 from lorad.errors import LoradError
 from lorad.protocol import bounded as http
 from lorad.store import events

@@ -21,8 +21,8 @@ from lorad.client import transport
 from lorad.client.box_shapes import Status
 from lorad.client.client import Client
 from lorad.client.shapes import LogPart
-from lorad.daemon import server
-from lorad.daemon.handlers.logs import read as read_log
+from lorad.daemon.api import server
+from lorad.daemon.api.verbs.logs import read as read_log
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotAllowed
 from tests.callers import UnixConnection
 from tests.daemon_world import serving

@@ -18,16 +18,16 @@ from lorad.box.runtime import Overrides, choose_runtime
 from lorad.cli.commands.devices import device_row
 from lorad.client import box_shapes as shapes
 from lorad.client.box_shapes import DeviceProcess, Lease
-from lorad.daemon import devices, leases
-from lorad.daemon.devices import Device, find_devices, is_taken, lock_file
-from lorad.daemon.foreign import Ours, Process, Sight, read_all
-from lorad.daemon.guests import admitted, guest
-from lorad.daemon.handlers.devices import handle as list_devices
-from lorad.daemon.holders import held_in_words
-from lorad.daemon.leases import holder_of, note_path, wanted_by_others
-from lorad.daemon.place import place_runs
+from lorad.daemon.api.verbs.devices import handle as list_devices
+from lorad.daemon.gpu import devices, lock_notes
+from lorad.daemon.gpu.devices import Device, find_devices, is_taken, lock_file
+from lorad.daemon.gpu.lock_notes import holder_of, note_path, wanted_by_others
+from lorad.daemon.gpu.occupancy import Ours, Process, Sight, read_all
 from lorad.daemon.pool import setup_for
-from lorad.daemon.pools import stop_pool
+from lorad.daemon.pools.life import stop_pool
+from lorad.daemon.queue.device_holders import held_in_words
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.serving.borrow_pool import admitted, guest
 from lorad.errors import Conflict
 from lorad.spec.model import convert
 from lorad.store import runs
@@ -254,7 +254,7 @@ def test_who_waits_is_known_as_long_as_the_note_is_fresh_and_another_daemons(loc
     lock_file(GPU)
     path.write_text(json.dumps({"uid": os.getuid(), "why": "run b", "since": 0.0}))
     assert wanted_by_others(home, {"GPU-0", "GPU-1"}) == {"GPU-0"} and not wanted_by_others(Path("/another"), {"GPU-0"})
-    for age in (leases.FRESH_SECONDS + 5, -3600):
+    for age in (lock_notes.FRESH_SECONDS + 5, -3600):
         os.utime(path, (time.time() - age,) * 2)
         assert not wanted_by_others(home, {"GPU-0"})
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lorad.daemon.diagnose import (
+from lorad.daemon.process.causes import (
     CHILD_KILLED_FOR_MEMORY,
     CUDA_FAULT,
     CUDA_MEMORY,

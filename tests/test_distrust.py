@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lorad.daemon.context import run_dir
-from lorad.daemon.distrust import MOST_CUTS, is_told, take_in
+from lorad.daemon.runs.take_in import MOST_CUTS, is_told, take_in
 from lorad.errors import IntegrityError
 from lorad.store import ingest as ingesting
 from lorad.store import metrics

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from lorad.adapters.directory import verify
 from lorad.client.shapes import Forked
+from lorad.daemon.api.verbs.fork import taken
 from lorad.daemon.context import attempt_dir
-from lorad.daemon.handlers.fork import taken
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.store import runs
 from tests.daemon_world import Api, behave, serving
@@ -125,7 +125,7 @@ async def test_a_parent_that_is_removed_meanwhile_is_not_missed(home: Path, monk
             await api("remove", "a")
             return found
 
-        monkeypatch.setattr("lorad.daemon.handlers.fork.taken", removed)
+        monkeypatch.setattr("lorad.daemon.api.verbs.fork.taken", removed)
         await fork(api, "a@1004", name="b")
         assert (await api.until("b", "ended")).reason == "completed"
 

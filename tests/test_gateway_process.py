@@ -12,10 +12,11 @@ import pytest
 
 from lorad.box.config import GatewaySettings, Supervision
 from lorad.box.paths import AttemptDir, Home
-from lorad.daemon import gateway, gateway_process, health
-from lorad.daemon.gateway import gateway_socket
-from lorad.daemon.gateway_process import KEPT, not_before
-from lorad.daemon.processes import attempts_under, read_status, write_json
+from lorad.daemon import health
+from lorad.daemon.process.processes import attempts_under, read_status, write_json
+from lorad.daemon.serving import gateway_process, gateways
+from lorad.daemon.serving.gateway_process import KEPT, not_before
+from lorad.daemon.serving.gateways import gateway_socket
 from lorad.store import runs
 from tests.daemon_world import open_context, reconciling, serving, submit, until
 from tests.gateway_kit import openai
@@ -30,7 +31,7 @@ def pid_of_gateway(home: Path) -> int | None:
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is something to serve."""
-    monkeypatch.setattr(gateway, "is_anything_served", lambda store: True)
+    monkeypatch.setattr(gateways, "is_anything_served", lambda store: True)
 
 
 async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:
@@ -42,9 +43,9 @@ async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:
 async def test_a_served_base_wants_a_gateway(home: Path) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
-    assert not gateway.is_wanted(ctx)
+    assert not gateways.is_wanted(ctx)
     runs.set_fields(ctx.store, "a", serving=1)
-    assert gateway.is_wanted(ctx)
+    assert gateways.is_wanted(ctx)
 
 
 async def test_the_gateway_outlives_the_daemon_and_ends_with_it_when_asked_to(home: Path, wanted: None) -> None:
@@ -79,19 +80,19 @@ async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: Non
     async with reconciling(home) as ctx:
         await until(lambda: gateway_socket(ctx))
         pid = pid_of_gateway(home) or 0
-        gateway_process.put_away(ctx, gateway.public_gateway(ctx))
+        gateway_process.put_away(ctx, gateways.public_gateway(ctx))
         await until(lambda: not is_alive(pid))
 
 
 async def test_an_owner_has_a_gateway_while_it_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = open_context(home)
     submit(ctx, "a")
-    assert gateway.owners_wanted(ctx) == set()
-    gateway.want_gateway_of(ctx, 4001)
+    assert gateways.owners_wanted(ctx) == set()
+    gateways.want_gateway_of(ctx, 4001)
     runs.set_fields(ctx.store, "a", serving=1)
-    assert gateway.owners_wanted(ctx) == {4001, os.getuid()}
-    monkeypatch.setattr(gateway, "UNWANTED_SECONDS", -1.0)
-    assert gateway.owners_wanted(ctx) == {os.getuid()}
+    assert gateways.owners_wanted(ctx) == {4001, os.getuid()}
+    monkeypatch.setattr(gateways, "UNWANTED_SECONDS", -1.0)
+    assert gateways.owners_wanted(ctx) == {os.getuid()}
 
 
 async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted: None) -> None:

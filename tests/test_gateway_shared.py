@@ -22,7 +22,7 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.client.transport import Transport
-from lorad.daemon.processes import attempts_under, read_status
+from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.protocol.listener import answers
 from lorad.protocol.traffic import FILE
 from tests.passable import why_not

@@ -12,13 +12,13 @@ import pytest
 from lorad.adapters.directory import discard
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.client.box_shapes import KeptVersion
-from lorad.daemon import budget, disk, prune
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Request
-from lorad.daemon.making import make_directory
-from lorad.daemon.processes import is_locked
-from lorad.daemon.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
-from lorad.daemon.rubbish import ORPHAN_SECONDS
+from lorad.daemon.process.processes import is_locked
+from lorad.daemon.runs.create import make_directory
+from lorad.daemon.storage import budget, disk_usage, prune
+from lorad.daemon.storage.garbage import ORPHAN_SECONDS
+from lorad.daemon.storage.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
 from lorad.spec.model import convert
 from lorad.store import runs
 from tests.daemon_world import Api, behave, finished, open_context, serving, until
@@ -252,7 +252,7 @@ def test_a_file_that_two_directories_share_counts_once(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one/file").write_bytes(b"12345")
     os.link(tmp_path / "one/file", tmp_path / "file")
-    assert disk.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
+    assert disk_usage.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
 
 
 async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: Path) -> None:

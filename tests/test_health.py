@@ -15,10 +15,11 @@ import pytest
 
 from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
-from lorad.daemon import health, stacks
+from lorad.daemon import health
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.health import killed_for, put_down
-from lorad.daemon.pulse import Pulse, was_away
+from lorad.daemon.process import stacks
+from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import Beat, read_beat
 from lorad.store import runs

@@ -18,7 +18,7 @@ from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft
 from lorad.adapters.tensors import read_tensors
 from lorad.bounds import METRIC_NAME, METRICS, RECORD_BYTES, YAML_NODES
 from lorad.box.config import load as load_config
-from lorad.daemon.handlers.logs import read as read_log
+from lorad.daemon.api.verbs.logs import read as read_log
 from lorad.errors import AdapterRefused, IntegrityError, LoradError, SpecError
 from lorad.models.directory import INDEX, read_config, weight_files
 from lorad.models.facts import read_facts

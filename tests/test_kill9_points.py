@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon import processes, shim
-from lorad.daemon.processes import Processes, ProcessState, condemn, read_status
-from lorad.daemon.settle import was_killed
+from lorad.daemon.process import processes, shim
+from lorad.daemon.process.processes import Processes, ProcessState, condemn, read_status
+from lorad.daemon.runs.settle import was_killed
 
 SHIM = Path(__file__).with_name("kill9") / "probe" / "shim.py"
 PROGRAM = "open('began', 'a').write('x'); import time; time.sleep(60)"

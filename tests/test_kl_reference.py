@@ -14,10 +14,10 @@ import pytest
 from lorad.adapters.peft import read_peft
 from lorad.box.config import Sharing
 from lorad.box.paths import RunDir
+from lorad.daemon.api.call import Caller
 from lorad.daemon.context import request_of
-from lorad.daemon.processes import write_json
-from lorad.daemon.reference import chosen, staged
-from lorad.daemon.request import Caller
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.runs.reference import chosen, staged
 from lorad.errors import NotAllowed, SpecError
 from lorad.protocol.journal import lineage, read
 from lorad.spec.model import convert

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Config, Limit, Queue, Sharing
-from lorad.daemon import place
+from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context
-from lorad.daemon.disks import bytes_of
-from lorad.daemon.limits import refuse_priority
-from lorad.daemon.place import place_runs
-from lorad.daemon.request import Caller
+from lorad.daemon.queue import place
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.state import bytes_of
 from lorad.errors import NotAllowed
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move

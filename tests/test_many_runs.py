@@ -18,13 +18,22 @@ import pytest
 from lorad.box.config import Backend, Config
 from lorad.box.machine import read_machine
 from lorad.box.runtime import Why
-from lorad.daemon import place
-from lorad.daemon.capacity import MAX_RANK, MAX_VERSIONS, Need, capacity_of, impossible, lacking, need_of, promised
+from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
-from lorad.daemon.obstacles import Devices
-from lorad.daemon.place import asked_by, place_runs
-from lorad.daemon.tenants import life_number, tenants_of
-from lorad.daemon.views import pool_view
+from lorad.daemon.queue import place
+from lorad.daemon.queue.capacity import (
+    MAX_RANK,
+    MAX_VERSIONS,
+    Need,
+    capacity_of,
+    impossible,
+    lacking,
+    need_of,
+    promised,
+)
+from lorad.daemon.queue.obstacles import Devices
+from lorad.daemon.queue.place import asked_by, place_runs
+from lorad.daemon.queue.tenants import life_number, tenants_of
 from lorad.engines.builtin import engine
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.protocol.pool_setup import PoolSetup

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Metrics
-from lorad.daemon.metrics import lags, sample
-from lorad.daemon.scrape import is_ours
+from lorad.daemon.api.metrics import lags, sample
+from lorad.daemon.api.metrics_port import is_ours
 from lorad.errors import LoradError
 from tests.daemon_world import Api, finished, open_context, serving
 

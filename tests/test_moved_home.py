@@ -12,10 +12,10 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.daemon.census import of_home
 from lorad.daemon.context import request_of
-from lorad.daemon.relocate import relocate
-from lorad.daemon.repair import repair
+from lorad.daemon.record.relocate import relocate
+from lorad.daemon.record.repair import repair
+from lorad.daemon.record.rows_and_disk import of_home
 from lorad.errors import StorageError
 from lorad.store import runs
 from tests.daemon_world import Api, finished, open_context, serving

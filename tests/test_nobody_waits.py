@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 
 from lorad.client.shapes import Completion
+from lorad.daemon.api.verbs.generate import take
+from lorad.daemon.api.views import pool_view, version_view
 from lorad.daemon.context import Context
-from lorad.daemon.handlers.generate import take
-from lorad.daemon.hands import Turns
-from lorad.daemon.on_behalf import connection_to
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools import ANSWER_SECONDS, ask_status, refresh
-from lorad.daemon.preflight import guarded
-from lorad.daemon.processes import ProcessState
-from lorad.daemon.prune import is_free, names_in
-from lorad.daemon.versions import is_loaded
-from lorad.daemon.views import pool_view, version_view
+from lorad.daemon.pools.as_owner import connection_to
+from lorad.daemon.pools.life import ANSWER_SECONDS, ask_status, refresh
+from lorad.daemon.process.processes import ProcessState
+from lorad.daemon.process.user_threads import Turns
+from lorad.daemon.runs.preflight import guarded
+from lorad.daemon.runs.versions import is_loaded
+from lorad.daemon.storage.prune import is_free, names_in
 from lorad.errors import Conflict, PoolLost
 from lorad.protocol import frames
 from lorad.protocol.batch import Chunk
@@ -157,7 +157,7 @@ async def test_a_pool_that_hangs_is_asked_once_at_a_time_and_waited_for_once(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, asked = pool_of_bob(ctx), list[socket.socket]()
-    monkeypatch.setattr("lorad.daemon.pools.look_at_process", lambda *_: None)
+    monkeypatch.setattr("lorad.daemon.pools.life.look_at_process", lambda *_: None)
     pool.setup, ctx.system = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), False
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(pool.setup.socket)
@@ -213,5 +213,5 @@ def test_completions_beyond_what_was_asked_for_are_refused() -> None:
 def test_a_directory_with_endless_names_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
-    monkeypatch.setattr("lorad.daemon.prune.LISTED", 5)
+    monkeypatch.setattr("lorad.daemon.storage.prune.LISTED", 5)
     assert len(names_in(tmp_path)) == 5 and names_in(tmp_path / "1") == names_in(tmp_path / "none") == []

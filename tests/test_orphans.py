@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lorad.box.paths import AttemptDir, Home
-from lorad.daemon.orphans import end_orphans, find_orphans
-from lorad.daemon.processes import Processes, read_status
+from lorad.daemon.process.orphans import end_orphans, find_orphans
+from lorad.daemon.process.processes import Processes, read_status
 from tests.test_processes import alive, started, wait_for
 from tests.world import world
 

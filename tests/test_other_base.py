@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lorad.daemon.bases import bases_of, refuse_other_base
+from lorad.daemon.runs.bases import bases_of, refuse_other_base
 from lorad.errors import Conflict
 from lorad.models.directory import resolve
 from lorad.models.facts import weights_sha256

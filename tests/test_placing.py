@@ -10,10 +10,10 @@ import pytest
 
 from lorad.box.config import Backend, Config, RuntimeSettings
 from lorad.box.machine import read_machine
-from lorad.daemon.devices import Device, is_taken
-from lorad.daemon.handlers.devices import handle as list_devices
-from lorad.daemon.place import asked_of, place_runs
-from lorad.daemon.tenants import tenants_of
+from lorad.daemon.api.verbs.devices import handle as list_devices
+from lorad.daemon.gpu.devices import Device, is_taken
+from lorad.daemon.queue.place import asked_of, place_runs
+from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
 from lorad.store import runs

@@ -14,7 +14,7 @@ import pytest
 
 from lorad.cli.commands.pools import engine_row
 from lorad.client import box_shapes as shapes
-from lorad.daemon.views import engine_view
+from lorad.daemon.api.views import engine_view
 from lorad.errors import AttestationFailed, LoradError, PoolLost
 from lorad.models.facts import ModelFacts, read_facts
 from lorad.pool import share

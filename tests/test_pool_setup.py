@@ -13,13 +13,13 @@ import pytest
 from lorad.backends.engine_setup import CANARY_PROMPT, RANKS
 from lorad.box.config import Backend, Config
 from lorad.box.config import load as load_config
+from lorad.daemon.api.verbs.logs import log_of
+from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
-from lorad.daemon.devices import Device
-from lorad.daemon.handlers.logs import log_of
-from lorad.daemon.place import starting
+from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import Pool, load_pool, setup_for
-from lorad.daemon.pools import find_or_make
-from lorad.daemon.views import run_view
+from lorad.daemon.pools.life import find_or_make
+from lorad.daemon.queue.place import starting
 from lorad.errors import SpecError
 from lorad.pool.attest.canaries import PROMPT_TOKENS
 from lorad.preflight.__main__ import preflight

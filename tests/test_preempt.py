@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lorad.box.config import Limit, Queue
-from lorad.daemon import sweeps
+from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.verbs import kill, pause, stop
+from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
-from lorad.daemon.futile import futile_attempts
-from lorad.daemon.handlers import kill, pause, stop
-from lorad.daemon.place import place_runs
-from lorad.daemon.request import Call, Caller
-from lorad.daemon.restart import restart
-from lorad.daemon.views import run_view
+from lorad.daemon.queue.futile import futile_attempts
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.queue.restart import restart
+from lorad.daemon.runs import sweeps
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.metrics import steps
@@ -40,7 +40,7 @@ def states(ctx: Context, *names: str) -> list[str]:
 
 def paused(ctx: Context, name: str) -> None:
     """As `settle` does when the driver has ended."""
-    from lorad.daemon.preempt import queue_again
+    from lorad.daemon.queue.preempt import queue_again
 
     run = runs.get(ctx.store, name)
     with ctx.store.write():

@@ -18,7 +18,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.targets import match_modules
 from lorad.adapters.validate import expected_shapes
-from lorad.daemon.preflight import answer
+from lorad.daemon.runs.preflight import answer
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.preflight.__main__ import preflight

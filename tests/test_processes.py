@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.processes import Processes, attempts_under, condemn, log_tail, read_status
+from lorad.daemon.process.processes import Processes, attempts_under, condemn, log_tail, read_status
 
 SLEEPER = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"]
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Queue
-from lorad.daemon import devices, obstacles, pools
+from lorad.daemon.api.verbs.devices import handle as list_devices
 from lorad.daemon.context import Context
-from lorad.daemon.futile import futile_attempts
-from lorad.daemon.handlers.devices import handle as list_devices
-from lorad.daemon.holders import keep_leases
-from lorad.daemon.leases import note_path
-from lorad.daemon.place import place_runs
+from lorad.daemon.gpu import devices
+from lorad.daemon.gpu.lock_notes import note_path
+from lorad.daemon.pools import life
+from lorad.daemon.queue import obstacles
+from lorad.daemon.queue.device_holders import keep_leases
+from lorad.daemon.queue.futile import futile_attempts
+from lorad.daemon.queue.place import place_runs
 from lorad.daemon.troubles import Item, guarded
 from lorad.store import runs
 from tests.daemon_world import behave, open_context, reconciling, submit, until, until_state
@@ -83,7 +85,7 @@ async def test_an_idle_pool_stays_warm_while_nobody_else_waits_and_says_that_it_
 async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_again_and_has_lost_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(life, "LOCK_SECONDS", 0)
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
         with taken(ctx.devices[0]):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.daemon import reader
-from lorad.daemon.reader import Readers
+from lorad.daemon import read_threads
+from lorad.daemon.read_threads import Readers
 from lorad.store import runs
 from lorad.store.db import Rows, Store
 from tests.daemon_world import finished, serving
@@ -65,8 +65,8 @@ async def test_who_has_an_answer_reads_what_it_did(home: Path) -> None:
 async def test_reads_that_would_overlap_for_ever_wait_until_the_wal_began_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "WAL_BYTES", 1 << 14)
-    monkeypatch.setattr(reader, "WAL_TOO_LARGE", 1 << 16)
+    monkeypatch.setattr(read_threads, "WAL_BYTES", 1 << 14)
+    monkeypatch.setattr(read_threads, "WAL_TOO_LARGE", 1 << 16)
     store, slow, numbers = Store(tmp_path / "lorad.db"), Slow(), itertools.count()
     readers = Readers(store)
     earlier = asyncio.create_task(readers.read(slow))

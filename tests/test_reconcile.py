@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lorad.daemon import budget
 from lorad.daemon.context import attempt_dir
-from lorad.daemon.place import place_runs
-from lorad.daemon.processes import read_status
-from lorad.daemon.prune import prune
+from lorad.daemon.process.processes import read_status
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.storage import budget
+from lorad.daemon.storage.prune import prune
 from lorad.states import Move
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.children.leftovers import places
-from lorad.daemon.processes import Processes
+from lorad.daemon.process.processes import Processes
 from tests.daemon_world import reconciling, submit, until, until_state
 
 

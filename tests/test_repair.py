@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 import lorad
 from lorad.box.paths import Home
-from lorad.daemon.census import of_home
+from lorad.daemon.daemon import lock, prepare
 from lorad.daemon.journal import ROWS, DaemonJournal, read
-from lorad.daemon.opening import open_store, record, tell_start
-from lorad.daemon.repair import repair
-from lorad.daemon.run import lock, prepare
+from lorad.daemon.open_store import open_store, record, tell_start
+from lorad.daemon.record.repair import repair
+from lorad.daemon.record.rows_and_disk import of_home
 from lorad.errors import Conflict, IntegrityError
 from lorad.store.db import Store
 from lorad.store.versions import set_pinned
@@ -229,7 +229,7 @@ async def test_a_change_that_was_never_committed_is_taken_back(home: Path) -> No
 
 
 def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.daemon.run.GOODBYE_SECONDS", 0.1)  # for one that is ending
+    monkeypatch.setattr("lorad.daemon.daemon.GOODBYE_SECONDS", 0.1)  # for one that is ending
     prepare(Home(home))
     with lock(Home(home)), pytest.raises(Conflict, match="works in") as refused:
         repair(Home(home))

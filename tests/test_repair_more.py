@@ -15,15 +15,15 @@ import pytest
 
 from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
-from lorad.daemon.budget import GONE
-from lorad.daemon.census import of_home
+from lorad.daemon.api.verbs import export, gc, remove
 from lorad.daemon.context import Context
-from lorad.daemon.handlers import export, gc, remove
+from lorad.daemon.daemon import prepare
 from lorad.daemon.journal import ALL, read
-from lorad.daemon.opening import open_store, tell_start
-from lorad.daemon.prune import REMOVED, Doomed
-from lorad.daemon.repair import repair
-from lorad.daemon.run import prepare
+from lorad.daemon.open_store import open_store, tell_start
+from lorad.daemon.record.repair import repair
+from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.storage.budget import GONE
+from lorad.daemon.storage.prune import REMOVED, Doomed
 from lorad.errors import IntegrityError, StorageError
 from lorad.protocol.journal import JournalWriter
 from lorad.store import events, runs

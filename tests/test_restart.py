@@ -14,9 +14,9 @@ import pytest
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
-from lorad.daemon.futile import futile_attempts
-from lorad.daemon.restart import delay, wait_for_restart
-from lorad.daemon.settle import pool_of_lost
+from lorad.daemon.queue.futile import futile_attempts
+from lorad.daemon.queue.restart import delay, wait_for_restart
+from lorad.daemon.runs.settle import pool_of_lost
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.metrics import steps

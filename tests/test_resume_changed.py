@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from lorad.box.config import Backend
+from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.verbs.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
 from lorad.daemon.context import request_of, run_dir
-from lorad.daemon.handlers.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
-from lorad.daemon.request import Call, Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.protocol.journal import Record, Reference

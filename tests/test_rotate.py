@@ -14,8 +14,8 @@ import pytest
 
 from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
-from lorad.daemon import rotate
-from lorad.daemon.handlers.logs import read
+from lorad.daemon.api.verbs.logs import read
+from lorad.daemon.process import log_trim
 from tests.daemon_world import behave, open_context, reconciling, submit, until, until_state
 
 LIMIT = 1 << 16
@@ -31,7 +31,7 @@ for number in range(int(sys.argv[2])):
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to cut; the first only where the filesystem can."""
     if request.param == "copy":
-        monkeypatch.setattr(rotate, "collapse", lambda fd, gone: False)
+        monkeypatch.setattr(log_trim, "collapse", lambda fd, gone: False)
     return str(request.param)
 
 
@@ -43,7 +43,7 @@ def numbered(path: Path, lines: int, first: int = 0) -> None:
 def test_the_newer_half_of_a_large_log_stays_and_says_what_went(tmp_path: Path, way: str) -> None:
     path = tmp_path / "log"
     numbered(path, 10_000)
-    assert rotate.cut(path, LIMIT)
+    assert log_trim.cut(path, LIMIT)
     assert path.stat().st_size <= LIMIT
     first, *_, last = path.read_text().splitlines()
     assert first.startswith("[lorad] ") and "bytes of this log were cut before here" in first
@@ -54,7 +54,7 @@ def test_a_log_within_its_limit_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "log"
     numbered(path, 100)
     before = path.read_bytes()
-    assert not rotate.cut(path, LIMIT) and path.read_bytes() == before
+    assert not log_trim.cut(path, LIMIT) and path.read_bytes() == before
 
 
 def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -> None:
@@ -62,7 +62,7 @@ def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -
     numbered(path, 10_000)
     offset = read(path, -11, 1 << 20).offset
     for first in (10_000, 20_000):
-        assert rotate.cut(path, LIMIT)
+        assert log_trim.cut(path, LIMIT)
         numbered(path, 10_000, first)
         part = read(path, offset, 12)
         assert part.text == f"line {first:06d}\n"
@@ -72,7 +72,7 @@ def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -
 def test_who_was_slow_reads_on_from_what_there_is(tmp_path: Path, way: str) -> None:
     path = tmp_path / "log"
     numbered(path, 10_000)
-    rotate.cut(path, LIMIT)
+    log_trim.cut(path, LIMIT)
     part = read(path, 600, 40)
     assert part.text.startswith("[lorad]") and part.offset > 600 + 40
 
@@ -89,7 +89,7 @@ def test_what_is_written_while_a_log_is_cut_is_not_lost(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(lines)])
     cuts = 0
     while writer.poll() is None:
-        cuts += rotate.cut(path, LIMIT)
+        cuts += log_trim.cut(path, LIMIT)
     if not cuts:
         pytest.skip("the writer was done before it was cut")
     _, _, *kept = path.read_text().splitlines()  # without the mark, and the line that it was written over
@@ -104,27 +104,27 @@ def test_a_file_with_another_name_is_nobodys_log(tmp_path: Path, link: Callable[
     numbered(precious, 10_000)
     link(precious, attempt / "trainer.log")
     before = precious.read_bytes()
-    rotate.cut_all([AttemptDir(attempt)], LIMIT)
+    log_trim.cut_all([AttemptDir(attempt)], LIMIT)
     assert precious.read_bytes() == before
 
 
 async def test_the_next_look_waits_for_the_one_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cutting, gate = [], threading.Event()
-    monkeypatch.setattr(rotate, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(rotate, "cut_all", lambda *_: cutting.append(gate.wait(30)))
+    monkeypatch.setattr(log_trim, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(log_trim, "cut_all", lambda *_: cutting.append(gate.wait(30)))
     ctx = open_context(home)
     for _ in range(3):
-        rotate.rotate(ctx)
+        log_trim.rotate(ctx)
     assert len(ctx.tasks) == 1
     gate.set()
     await asyncio.gather(*ctx.tasks)
-    rotate.rotate(ctx)
+    log_trim.rotate(ctx)
     assert len(cutting) == 1 and len(ctx.tasks) == 1
     await asyncio.gather(*ctx.tasks)
 
 
 async def test_the_daemon_cuts_the_log_of_a_run_that_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotate, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(log_trim, "LOOK_SECONDS", 0.1)
     behave(home, driver={"seconds": 0.1, "prints": 10_000})
     async with reconciling(home, supervision=Supervision(log_bytes=LIMIT)) as ctx:
         submit(ctx, "a", trainer={"steps": 1000})

@@ -14,12 +14,12 @@ import pytest
 
 from lorad.box.config import Config
 from lorad.box.machine import Machine
+from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context, run_dir
-from lorad.daemon.devices import Device
-from lorad.daemon.guests import pool_for
+from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import setup_for
-from lorad.daemon.runtime import FILE
-from lorad.daemon.views import pool_view
+from lorad.daemon.pools.threads import FILE
+from lorad.daemon.serving.borrow_pool import pool_for
 from lorad.spec.model import convert
 from lorad.states import Move
 from lorad.store import runs

@@ -16,7 +16,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import outline, write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.client.shapes import Served
-from lorad.daemon import imports
+from lorad.daemon.runs import import_adapter
 from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
@@ -152,7 +152,7 @@ def test_an_adapter_with_a_copy_of_the_bases_head_is_read_for_that_base_alone(tm
 
     def read(name: str, base_served: Path = base, **how: Any) -> Adapter:
         source = tiny_with_head(tmp_path / name, "q_proj", "lm_head", base=base, **how)
-        return imports.read(source, outline(source), "builtin", base_served)[0]
+        return import_adapter.read(source, outline(source), "builtin", base_served)[0]
 
     assert "lm_head" in read("own").config.modules
     with pytest.raises(AdapterRefused, match=r"lm_head\.base_layer\.weight is not that of the base"):

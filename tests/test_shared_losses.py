@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from lorad.daemon.context import Context
-from lorad.daemon.pools import stop_pool
+from lorad.daemon.pools.life import stop_pool
 from lorad.store import runs
 from lorad.store.rows import RunRow
 from tests.daemon_fakes import FACTS

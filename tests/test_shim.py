@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lorad.daemon import shim
-from lorad.daemon.processes import SHIM, is_same
+from lorad.daemon.process import shim
+from lorad.daemon.process.processes import SHIM, is_same
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lorad.client.shapes import Event
-from lorad.daemon.views import of_row, run_view
+from lorad.daemon.api.views import of_row, run_view
 from lorad.errors import NotFound, SpecError
 from lorad.protocol.journal import JournalWriter, StepFact
 from lorad.spec.model import convert

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-import lorad.daemon.run
+import lorad.daemon.daemon
 import lorad.driver.__main__  # noqa: F401
 from lorad.protocol.structs import learn_structs
 

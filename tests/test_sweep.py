@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from lorad.cli.sweeps import stopped
 from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
 from lorad.daemon.context import Context
-from lorad.daemon.grid import axes_of, overridden_values, points_of
-from lorad.daemon.sweeps import Wish, halve, halving_of
+from lorad.daemon.runs.grid import axes_of, overridden_values, points_of
+from lorad.daemon.runs.sweeps import Wish, halve, halving_of
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.protocol.journal import JournalWriter
 from lorad.spec.model import Spec, convert
@@ -264,7 +264,7 @@ def test_a_decision_that_fails_half_way_stops_nobody(ctx: Context, monkeypatch: 
     names = racing(ctx, "reward", [2])
     for place, name in enumerate(names):
         went(ctx, name, [0.0, place / 10])
-    monkeypatch.setattr("lorad.daemon.sweeps.shown", lambda score: 1 / 0)
+    monkeypatch.setattr("lorad.daemon.runs.sweeps.shown", lambda score: 1 / 0)
     halve(ctx)
     assert "division by zero" in ctx.troubles.lines()[0]
     assert rungs_of(ctx) == [] and {runs.get(ctx.store, name).state for name in names} == {"running"}

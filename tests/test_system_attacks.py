@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lorad.daemon.grid import axes_of
-from lorad.daemon.handlers.verify import attest_again
-from lorad.daemon.hands import Hands
-from lorad.daemon.preflight import exchanged, guarded
+from lorad.daemon.api.verbs.verify import attest_again
+from lorad.daemon.process.user_threads import Hands
+from lorad.daemon.runs.grid import axes_of
+from lorad.daemon.runs.preflight import exchanged, guarded
 from lorad.errors import Conflict, SpecError
 from lorad.store import runs
 from tests.daemon_world import finished, serving
@@ -24,7 +24,7 @@ ALICE, BOB = 4001, 4002
 
 async def test_who_waits_for_what_never_answers_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     hands, let_go = Hands(), threading.Event()
-    monkeypatch.setattr("lorad.daemon.hands.MOST", 80)
+    monkeypatch.setattr("lorad.daemon.process.user_threads.MOST", 80)
     asked = [asyncio.create_task(hands.do(ALICE, let_go.wait)) for _ in range(80)]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(hands.do(BOB, lambda: "done"), 10) == "done"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.daemon import tail
-from lorad.daemon.tail import Tail, line_of
+from lorad.daemon import event_tail
+from lorad.daemon.event_tail import Tail, line_of
 from lorad.store import events
 from lorad.store.db import Store
 from tests.journals import new_run
@@ -18,8 +18,8 @@ from tests.journals import new_run
 def test_a_follower_from_any_cursor_gets_what_the_database_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(tail, "KEPT_LINES", 20)
-    monkeypatch.setattr(tail, "STREAM_BYTES", 400)
+    monkeypatch.setattr(event_tail, "KEPT_LINES", 20)
+    monkeypatch.setattr(event_tail, "STREAM_BYTES", 400)
     store, chance = Store(tmp_path / "lorad.db"), random.Random(seed)
     for name in "abc":
         new_run(store, name)
@@ -35,7 +35,7 @@ def test_a_follower_from_any_cursor_gets_what_the_database_has(
     store.close()
 
 
-def followed(told: Tail, cursor: int, run: str | None) -> list[tail.Line]:
+def followed(told: Tail, cursor: int, run: str | None) -> list[event_tail.Line]:
     found = []
     while lines := told.after(cursor, run):
         found += lines

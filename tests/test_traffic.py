@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 
 from lorad.box.paths import Home
-from lorad.daemon import gateway, traffic
-from lorad.daemon.metrics import exposition
+from lorad.daemon.api.metrics import exposition
+from lorad.daemon.serving import gateways, traffic
 from lorad.errors import PoolLost
 from lorad.gateway.errors import ApiError
 from lorad.gateway.traffic import NAMES, RECENT, Counted, Traffic, put
@@ -203,7 +203,7 @@ async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> N
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
-        await until(lambda: traffic.is_there(api.ctx, gateway.public_gateway(api.ctx)))
+        await until(lambda: traffic.is_there(api.ctx, gateways.public_gateway(api.ctx)))
         put(api.ctx.home.gateway / FILE, Told(0.0, {"bot": Figures(requests=7)}))
         (row,) = await api("aliases")
         assert (row.traffic.requests, row.step, row.owner) == (7, 3, row.by)
@@ -211,7 +211,7 @@ async def test_aliases_have_the_traffic_of_a_gateway_that_is_up(home: Path) -> N
 
 
 async def test_without_a_gateway_there_is_no_traffic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "is_anything_served", lambda store: False)
+    monkeypatch.setattr(gateways, "is_anything_served", lambda store: False)
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
@@ -261,7 +261,7 @@ async def test_a_disk_that_hangs_holds_up_nobody(home: Path, monkeypatch: pytest
     async with serving(home) as api:
         finished(api.ctx)
         await api("swap", "bot", "a@1003")
-        await until(lambda: traffic.is_there(api.ctx, gateway.public_gateway(api.ctx)))
+        await until(lambda: traffic.is_there(api.ctx, gateways.public_gateway(api.ctx)))
         monkeypatch.setattr(traffic, "read", lambda path: hangs.wait())
         try:
             assert (await api("aliases"))[0].traffic is None

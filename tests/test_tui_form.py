@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lorad.client.shapes import RunDetails
-from lorad.daemon.views import asked_in
+from lorad.daemon.api.views import asked_in
 from lorad.errors import SpecError
 from lorad.spec.model import Spec, convert
 from lorad.spec.templates import TEMPLATES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorad.client.box_shapes import Check
-from lorad.daemon.prune import prune
+from lorad.daemon.storage.prune import prune
 from lorad.protocol.journal import decode, encode
 from lorad.states import Move
 from tests.daemon_fakes import FACTS

@@ -102,7 +102,7 @@ def is_own_group(gid: int) -> bool:
 
 @dataclass(frozen=True)
 class AttemptDir:
-    """What the shim of one process life writes and reads: see `lorad/daemon/shim.py`."""
+    """What the shim of one process life writes and reads: see `lorad/daemon/process/shim.py`."""
 
     root: Path
 

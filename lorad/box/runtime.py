@@ -3,7 +3,7 @@
 Who decides, strongest first; each setting on its own:
 
 1. The run itself. With `deterministic: true` the number of threads is part of its arithmetic, so the first attempt's
-   number holds for all attempts, whatever the load is then (`lorad/daemon/runtime.py` keeps it).
+   number holds for all attempts, whatever the load is then (`lorad/daemon/pools/threads.py` keeps it).
 2. The spec: `pool.threads`.
 3. The box: `runtime: {threads: 4, wait_policy: active, malloc: off}` in `config.yaml`.
 4. The environment of the daemon: `OMP_NUM_THREADS`, `OMP_WAIT_POLICY`, `MALLOC_*` and `GLIBC_TUNABLES`.

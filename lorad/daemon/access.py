@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
+from lorad.daemon.api.call import Call, Caller
 from lorad.daemon.context import Context
-from lorad.daemon.identity import name_of
-from lorad.daemon.request import Call, Caller
-from lorad.daemon.versions import find_version
+from lorad.daemon.process.users import name_of
+from lorad.daemon.runs.versions import find_version
 from lorad.errors import NotAllowed
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, RunRow

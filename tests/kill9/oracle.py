@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lorad.daemon.audit import audit
+from lorad.daemon.record.audit import audit
 from lorad.errors import LoradError
 from tests.kill9.box import Box
 from tests.kill9.runs import Crew

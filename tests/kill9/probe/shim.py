@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 ROOT = os.environ.get("KILL9_ROOT", "")
-SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../lorad/daemon/shim.py")
+SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../lorad/daemon/process/shim.py")
 ROLE = "driver-shim" if "/runs/" in sys.argv[1] else "pool-shim"
 
 

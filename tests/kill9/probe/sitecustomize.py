@@ -79,10 +79,10 @@ def watch_files() -> None:
 def watch_daemon() -> None:
     import sqlite3
 
-    from lorad.daemon import processes
     from lorad.daemon.context import Patience
     from lorad.daemon.journal import DaemonJournal
-    from lorad.daemon.processes import Processes
+    from lorad.daemon.process import processes
+    from lorad.daemon.process.processes import Processes
 
     connect = sqlite3.connect
 
