@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lorad.cli.logout_checks import logout_check, read_settings
+from lorad.cli.doctor.logout import logout_check, read_settings
 
 SESSION = "0::/user.slice/user-1000.slice/session-4.scope"
 MANAGER = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/lorad.service"

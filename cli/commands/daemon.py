@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from lorad.box.paths import Home
+from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.launch import connected
 from lorad.cli.launch import start as launch
-from lorad.cli.logout_checks import has_linger, own_name
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, note, print_json, report
 from lorad.cli.settings import config_of

@@ -17,13 +17,13 @@ import typer
 from lorad.box.config import load
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
-from lorad.cli.database_checks import database_checks, repair
-from lorad.cli.engine_checks import engine_checks, trainer_checks
-from lorad.cli.logout_checks import logout_check, own_name
+from lorad.cli.doctor.database import database_checks, repair
+from lorad.cli.doctor.engines import engine_checks, trainer_checks
+from lorad.cli.doctor.logout import logout_check, own_name
+from lorad.cli.doctor.orphans import ended_orphans, orphan_checks, orphan_in_words
+from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
-from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_words
 from lorad.cli.output import print_json, printable, report, size
-from lorad.cli.runtime_checks import runtime_checks
 from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed
 

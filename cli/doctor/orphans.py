@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lorad.box.paths import Home
-from lorad.cli.database_checks import told
+from lorad.cli.doctor.database import told
 from lorad.client.box_shapes import Orphan
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, LoradError
