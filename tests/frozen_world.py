@@ -66,7 +66,7 @@ def standing_still() -> Iterator[None]:
         patch.setattr(time, "time", lambda: NOW)
         patch.setattr(time, "localtime", lambda seconds=None: time.gmtime(NOW if seconds is None else seconds))
         patch.setattr(time, "strftime", lambda format, at=None: strftime(format, at or time.gmtime(NOW)))
-        patch.setattr("lorad.tui.asking.time", Steady())
+        patch.setattr("lorad.tui.serving.questions.time", Steady())
         yield
 
 

@@ -16,9 +16,9 @@ from textual.binding import Binding
 from lorad.client.client import Client
 from lorad.tui import keys
 from lorad.tui.app import LoradApp
+from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.screens.help import Help
-from lorad.tui.screens.run import RunScreen
 from lorad.tui.widgets.table import Rows
 from tests.tui_world import (
     HOSTILE,

@@ -11,10 +11,10 @@ from lorad.box.config import AlarmLimits
 from lorad.client.client import Client
 from lorad.client.shapes import Event, Run
 from lorad.states import EndReason
-from lorad.tui.board import HELD, Board
+from lorad.tui.dashboard.run_rows import cells
+from lorad.tui.dashboard.snapshot import HELD, Board
+from lorad.tui.event_words import told
 from lorad.tui.feed import Changes
-from lorad.tui.happenings import told
-from lorad.tui.rows import cells
 from lorad.tui.widgets.sparkline import sparkline
 from tests.tui_world import HOSTILE, SHOWN, Prepared, World, a_run, an_event, busy_world, shaped
 

@@ -7,9 +7,9 @@ from array import array
 
 import pytest
 
-from lorad.tui.axes import decades, labels, short, ticks
-from lorad.tui.chart import GUTTER, Curve, Picture, Plot, draw
-from lorad.tui.curves import Series
+from lorad.tui.curves.axes import decades, labels, short, ticks
+from lorad.tui.curves.drawing import GUTTER, Curve, Picture, Plot, draw
+from lorad.tui.curves.series import Series
 
 
 def curve(*values: float, **more: object) -> Curve:

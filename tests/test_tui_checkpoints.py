@@ -10,8 +10,8 @@ from lorad.client.client import Client
 from lorad.client.shapes import Checkpoint, RunDetails
 from lorad.client.transport import Json
 from lorad.tui.feed import Changes
+from lorad.tui.run.checkpoints import Checkpoints
 from lorad.tui.screens.ask import Ask
-from lorad.tui.tabs.checkpoints import Checkpoints
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 from tests.tui_samples import counted, opened

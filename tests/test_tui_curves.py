@@ -13,15 +13,15 @@ from textual.app import App, ComposeResult
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Step
 from lorad.errors import DaemonUnreachable
-from lorad.tui.curves import FINE, KEPT, Series, Track, Window
+from lorad.tui.curves.chart_widget import Chart
+from lorad.tui.curves.series import FINE, KEPT, Series, Track, Window
+from lorad.tui.curves.side import Side
+from lorad.tui.curves.step_reader import StepReader
+from lorad.tui.curves.step_table import bar, figures, spent
+from lorad.tui.curves.tab import Curves
 from lorad.tui.feed import Changes
-from lorad.tui.figures import bar, figures, spent
-from lorad.tui.reading import StepReader
-from lorad.tui.screens.run import RunScreen
-from lorad.tui.tabs.curves import Curves
-from lorad.tui.widgets.chart import Chart
-from lorad.tui.widgets.choose import Choose
-from lorad.tui.widgets.side import Side
+from lorad.tui.run.screen import RunScreen
+from lorad.tui.widgets.picker import Choose
 from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
 
 Json = dict[str, Any]

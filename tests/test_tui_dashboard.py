@@ -10,10 +10,10 @@ from rich.text import Text
 from textual.widgets import Input
 
 from lorad.client.shapes import Run
-from lorad.tui import rows
-from lorad.tui.panes import Alarms, Devices, Pools, Ticker
-from lorad.tui.rows import cells
-from lorad.tui.screens.run import RunScreen
+from lorad.tui.dashboard import run_rows
+from lorad.tui.dashboard.run_rows import cells
+from lorad.tui.dashboard.tables import Alarms, Devices, Pools, Ticker
+from lorad.tui.run.screen import RunScreen
 from tests.tui_world import (
     DEVICE,
     HOSTILE,
@@ -217,7 +217,7 @@ async def test_cells_are_made_for_the_page_and_then_for_what_changed(monkeypatch
         made.append(run.name)
         return cells(run, **more)
 
-    monkeypatch.setattr(rows, "cells", counted)
+    monkeypatch.setattr(run_rows, "cells", counted)
     world = World(*(a_run(f"run-{number:03}", created_at=900.0) for number in range(300)))
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 200)

@@ -12,8 +12,8 @@ import pytest
 from lorad.client.client import Client
 from lorad.client.shapes import Event, RunDetails
 from lorad.tui.feed import EVENTS, Changes
-from lorad.tui.screens.run import RunScreen
-from lorad.tui.tabs.events import Events, News, what
+from lorad.tui.run.events import Events, News, what
+from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.table import Rows
 from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
 

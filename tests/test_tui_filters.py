@@ -6,7 +6,7 @@ import pytest
 
 from lorad.client.client import Client
 from lorad.client.shapes import Run
-from lorad.tui.filters import wanted
+from lorad.tui.dashboard.filter import wanted
 from tests.frozen_world import frozen
 from tests.tui_world import a_run, shaped
 

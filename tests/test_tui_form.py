@@ -15,10 +15,10 @@ from lorad.errors import SpecError
 from lorad.spec.model import Spec, convert
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import load_spec
-from lorad.tui import sources
 from lorad.tui.actions import settings
-from lorad.tui.entries import entry, usual
-from lorad.tui.form import MORE, Source, command, draw_up, overrides, rebased
+from lorad.tui.draft import MORE, Source, command, draw_up, overrides, rebased
+from lorad.tui.new_run import sources
+from lorad.tui.spec_fields import entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, flat, inner_text, nested, text_of, value_text
 from tests.journals import a_run
 

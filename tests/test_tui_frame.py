@@ -11,7 +11,7 @@ from lorad.box.config import Config, Tui
 from lorad.client.box_shapes import Caller, Status
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError
-from lorad.tui import losses, themes
+from lorad.tui import consequences, themes
 from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
 from lorad.tui.app import LoradApp
 from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
@@ -101,17 +101,19 @@ def test_what_is_lost_is_named_from_what_there_is(verb: str, run: Json, values: 
 
 def test_a_kill_without_a_checkpoint_loses_everything_and_says_so() -> None:
     world = World(a_run("sorter", step=5))
-    assert "from the beginning: it has no checkpoint. Steps 1 to 5" in losses.of_kill(client_of(world), "sorter", {})
+    assert "from the beginning: it has no checkpoint. Steps 1 to 5" in consequences.of_kill(
+        client_of(world), "sorter", {}
+    )
 
 
 def test_a_rollback_names_both_versions_and_an_unalias_who_asks() -> None:
     world = World()
     moves = [{"alias": "bot", "run": "sorter", "version": version} for version in (4, 3)]
     world.answers["aliases/bot/moves"] = moves
-    assert "bot serves sorter@3 again instead of sorter@4" in losses.of_rollback(client_of(world), "bot", {})
+    assert "bot serves sorter@3 again instead of sorter@4" in consequences.of_rollback(client_of(world), "bot", {})
     world.answers["aliases/bot/moves"] = moves[:1]
-    assert losses.of_rollback(client_of(world), "bot", {}) == ""
-    assert "bot" in losses.of_unalias(client_of(world), "bot", {})
+    assert consequences.of_rollback(client_of(world), "bot", {}) == ""
+    assert "bot" in consequences.of_unalias(client_of(world), "bot", {})
 
 
 async def test_several_are_asked_for_at_once_and_each_is_done() -> None:

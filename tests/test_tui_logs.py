@@ -11,10 +11,10 @@ import pytest
 from lorad.client.client import Client
 from lorad.client.shapes import RunDetails
 from lorad.tui.feed import Changes
-from lorad.tui.log_lines import LogLines, clean, level, wanted, words
-from lorad.tui.screens.run import RunScreen
-from lorad.tui.tabs.logs import BEGIN, Logs, sources
-from lorad.tui.widgets.log import LogView
+from lorad.tui.run.log_lines import LogLines, clean, level, wanted, words
+from lorad.tui.run.log_view import LogView
+from lorad.tui.run.logs import BEGIN, Logs, sources
+from lorad.tui.run.screen import RunScreen
 from tests.tui_world import HOSTILE, SHOWN, Prepared, User, World, a_run, screen_text, shaped, until, using
 
 Json = dict[str, Any]

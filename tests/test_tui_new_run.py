@@ -12,13 +12,13 @@ from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import load_spec
+from lorad.tui.new_run.choice import Choice
+from lorad.tui.new_run.pick import Pick
+from lorad.tui.new_run.screen import NewRun
+from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.screens.help import Help
-from lorad.tui.screens.new_run import NewRun
-from lorad.tui.screens.pick import Pick
-from lorad.tui.screens.run import RunScreen
-from lorad.tui.widgets.choice import Choice
 from tests.test_tui_form import a_spec
 from tests.tui_world import User, World, a_run, line, screen_text, until, using
 

@@ -16,12 +16,12 @@ from textual.widgets import Input
 from lorad.client.shapes import ServedAlias
 from lorad.errors import NotFound, SpecError
 from lorad.text import one_line
-from lorad.tui.aliases import Data, cells, milliseconds, title, values
-from lorad.tui.asking import MOST, Question, Sampling, sampling_of
+from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.ask import Ask
-from lorad.tui.screens.run import RunScreen
-from lorad.tui.screens.serving import Serving
-from lorad.tui.widgets.chat import Chat
+from lorad.tui.serving.alias_rows import Data, cells, milliseconds, title, values
+from lorad.tui.serving.chat import Chat
+from lorad.tui.serving.questions import MOST, Question, Sampling, sampling_of
+from lorad.tui.serving.screen import Serving
 from lorad.tui.widgets.line import Line
 from tests.tui_world import HOSTILE, SHOWN, User, World, a_run, line, screen_text, shaped, until, using
 

@@ -10,10 +10,10 @@ import pytest
 from lorad.errors import NotFound
 from lorad.spec.model import convert
 from lorad.spec.text import load_spec
-from lorad.tui.screens.new_run import NewRun
-from lorad.tui.screens.run import RunScreen
+from lorad.tui.new_run.screen import NewRun
+from lorad.tui.run.screen import RunScreen
+from lorad.tui.run.spec import SpecScroll
 from lorad.tui.spec_lines import ADDED, GONE, OTHER, SAME, lines
-from lorad.tui.tabs.spec import SpecScroll
 from tests.tui_world import User, World, a_run, line, screen_text, until, using
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorad.client.shapes import Run, Version
-from lorad.tui import diffs
-from lorad.tui.tree import DEEPEST, drawn
-from lorad.tui.version_rows import LIMIT, forks, history, layout
+from lorad.tui import text_diff
+from lorad.tui.run.version_rows import LIMIT, forks, history, layout
+from lorad.tui.run.version_tree import DEEPEST, drawn
 from tests.tui_samples import a_version
 from tests.tui_world import shaped
 
@@ -86,18 +86,18 @@ WORDS = st.lists(st.sampled_from(["a", "b", "ha", " ", "\n", "漢"]), max_size=3
 
 @given(WORDS, WORDS)
 def test_a_difference_is_either_text_without_what_only_the_other_has(before: str, after: str) -> None:
-    pieces = diffs.words(before, after)
-    assert "".join(piece.text for piece in pieces if piece.op != diffs.NEW) == before
-    assert "".join(piece.text for piece in pieces if piece.op != diffs.GONE) == after
+    pieces = text_diff.words(before, after)
+    assert "".join(piece.text for piece in pieces if piece.op != text_diff.NEW) == before
+    assert "".join(piece.text for piece in pieces if piece.op != text_diff.GONE) == after
 
 
 def test_words_that_stay_are_not_told_as_changed() -> None:
-    told = "".join(op + text for op, text in diffs.words("the quick brown fox", "the slow brown fox"))
+    told = "".join(op + text for op, text in text_diff.words("the quick brown fox", "the slow brown fox"))
     assert told == "=the -quick+slow= brown fox"
 
 
 def test_lines_differ_by_whole_lines() -> None:
-    assert diffs.lines("a: 1\nb: 2\n", "a: 1\nb: 3\nc: 4\n") == [
+    assert text_diff.lines("a: 1\nb: 2\n", "a: 1\nb: 3\nc: 4\n") == [
         ("=", "a: 1"),
         ("-", "b: 2"),
         ("+", "b: 3"),
@@ -108,5 +108,5 @@ def test_lines_differ_by_whole_lines() -> None:
 @pytest.mark.parametrize("other", ["x ", "ha x "])
 def test_long_texts_with_little_in_common_count_as_replaced(other: str) -> None:
     before, after = "ha " * 50_000, other * 40_000 + "!"
-    pieces = diffs.words(before, after)
-    assert len(pieces) <= 4 and sum(len(piece.text) for piece in pieces if piece.op != diffs.NEW) == len(before)
+    pieces = text_diff.words(before, after)
+    assert len(pieces) <= 4 and sum(len(piece.text) for piece in pieces if piece.op != text_diff.NEW) == len(before)

@@ -8,8 +8,8 @@ import pytest
 
 from lorad.client.transport import Json
 from lorad.tui.pace import SHARE, Pace
+from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.ask import Ask
-from lorad.tui.screens.run import RunScreen
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import PAGE, Rows
 from tests.tui_samples import a_version, opened

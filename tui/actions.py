@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lorad.client.client import Client
 from lorad.client.shapes import Run, Swapped
-from lorad.tui import losses
+from lorad.tui import consequences
 
 Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
@@ -93,7 +93,7 @@ def settings(value: str) -> str:
     except ValueError:
         return "has a quote that is not closed"
     wrong = [word for word in words if "=" not in word]
-    from lorad.tui.form import wrong_settings  # which reads YAML: not needed to show a screen
+    from lorad.tui.draft import wrong_settings  # which reads YAML: not needed to show a screen
 
     return f"{wrong[0]} is not key=value" if wrong else wrong_settings(words)
 
@@ -173,7 +173,7 @@ RUNS = (
         lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
         is_now,
         fields=RESUME,
-        lost=losses.of_resume,
+        lost=consequences.of_resume,
         many=True,
         over_when=LIVE,
     ),
@@ -182,7 +182,7 @@ RUNS = (
         "run",
         "Finish the step, write a checkpoint and end",
         lambda client, run: client.stop(run),
-        lost=losses.of_stop,
+        lost=consequences.of_stop,
         over_when=ENDED,
     ),
     _plain(
@@ -190,7 +190,7 @@ RUNS = (
         "run",
         "End it at once",
         lambda client, run: client.kill(run),
-        lost=losses.of_kill,
+        lost=consequences.of_kill,
         over_when=ENDED,
     ),
     _plain(
@@ -199,7 +199,7 @@ RUNS = (
         "Delete it with its versions, checkpoints, samples and logs",
         lambda client, run: client.remove(run),
         told=lambda run, row: f"{run} is deleted.",
-        lost=losses.of_rm,
+        lost=consequences.of_rm,
     ),
 )
 VERSIONS = (
@@ -265,7 +265,7 @@ ALIASES = (
         lambda client, alias: client.swap(alias, rollback=True),
         line=lambda alias, values: command("swap", alias, "--rollback"),
         told=serves,
-        lost=losses.of_rollback,
+        lost=consequences.of_rollback,
     ),
     _plain(
         "unalias",
@@ -274,7 +274,7 @@ ALIASES = (
         lambda client, alias: client.remove_alias(alias),
         line=lambda alias, values: command("aliases", "--remove", alias),
         told=lambda alias, row: f"{alias} is removed.",
-        lost=losses.of_unalias,
+        lost=consequences.of_unalias,
     ),
 )
 POOLS = (
@@ -284,7 +284,7 @@ POOLS = (
         "End it, and free its devices",
         lambda client, pool: client.stop_pool(pool),
         line=lambda pool, values: command("pools", "stop", pool),
-        lost=losses.of_end,
+        lost=consequences.of_end,
     ),
 )
 ACTIONS = {action.verb: action for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}
