@@ -27,10 +27,10 @@ from lorad.spec.text import load_spec
 from lorad.store import events
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
-from tests.daemon_world import serving
-from tests.fake_wire import write_adapter
-from tests.journals import new_run
-from tests.test_daemon import raw
+from tests.daemon.test_daemon import raw
+from tests.kit.daemon_world import serving
+from tests.kit.fakes.fake_wire import write_adapter
+from tests.kit.journals import new_run
 
 DEEP = 100_000
 LAUGHS = f"a: &a [{'x,' * 50}]\n" + "".join(

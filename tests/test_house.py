@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import kill_leftovers
+from tests.kit.leftovers import kill_leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples"}

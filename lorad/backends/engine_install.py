@@ -36,7 +36,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
             f"{tree}/.ci/setup-engines {backend}",
             f"# config.yaml, with what it printed as {name}:",
             "backends:",
-            f"  {backend}: {{python: ${name}, env: {{PYTHONPATH: {tree}/tests/engines/{backend}_cpu}}}}",
+            f"  {backend}: {{python: ${name}, env: {{PYTHONPATH: {tree}/tests/engines/real/{backend}_cpu}}}}",
         ]
     else:
         return [

@@ -40,7 +40,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     """
     if backend == "megatron" and not (NVIDIA.exists() if gpu is None else gpu):
         if tree := checkout():
-            env = f"{{PYTHONPATH: {tree}/tests/trainers/megatron_cpu}}"
+            env = f"{{PYTHONPATH: {tree}/tests/trainers/real/megatron_cpu}}"
             return [
                 f"{tree}/.ci/setup-engines megatron",
                 "# config.yaml, with what it printed as LORAD_MEGATRON_PYTHON:",

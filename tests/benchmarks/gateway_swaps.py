@@ -25,7 +25,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.world import World, world
+from tests.kit.world import World, world
 
 ALIAS, PROMPTS = "bot", ("7 3 1", "9 4", "5 2 8 6", "1 1 2")
 SPEC = """

@@ -28,7 +28,7 @@ from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
-from tests.world import World, world
+from tests.kit.world import World, world
 
 COMMANDS = (("list",), ("show", "NEWEST"), ("plot", "NEWEST"), ("adapters", "NEWEST"), ("list", "--all"))
 LIMIT = 1.5

@@ -21,7 +21,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.world import World, world
+from tests.kit.world import World, world
 
 SPEC = """
 algorithm: {group_size: 4}

@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.world import World, world
+from tests.kit.world import World, world
 
 SPEC = """
 deterministic: false

@@ -37,7 +37,7 @@ from tests.benchmarks.workload import (
     Turn,
     play,
 )
-from tests.leftovers import kill_leftovers
+from tests.kit.leftovers import kill_leftovers
 
 DEADLINE = 300.0  # seconds for a whole run
 WARM_UP = 4

@@ -42,7 +42,7 @@ from tests.benchmarks.ours import Lorad
 from tests.benchmarks.ours import opened as trained
 from tests.benchmarks.plain_server import PlainServer, without_lora
 from tests.benchmarks.workload import ALPHA, LEARNING_RATE, RANK
-from tests.engines.places import KINDS, opened, python_of, variable
+from tests.engines.real.places import KINDS, opened, python_of, variable
 
 MODEL = "100m"
 CONTEXT = 128

@@ -25,7 +25,7 @@ from lorad.engines.base import AdapterSource, Engine
 from lorad.models.directory import linear_shapes, read_config
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from tests.benchmarks.workload import TINY
-from tests.random_adapters import random_adapter
+from tests.kit.fakes.random_adapters import random_adapter
 
 RANK = 8
 PROMPT_TOKENS = 8

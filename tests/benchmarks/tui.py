@@ -31,7 +31,7 @@ from rich.table import Table
 from tests.benchmarks.history import fill
 from tests.benchmarks.load import SPEC
 from tests.benchmarks.terminal import FRAME, Terminal
-from tests.world import World, world
+from tests.kit.world import World, world
 
 STEPS = 50  # of each run that ended
 CPU_LIMIT, PAINT_LIMIT, KEY_LIMIT = 0.10, 0.6, 0.050  # of a core; seconds; seconds, p95
