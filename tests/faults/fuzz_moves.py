@@ -27,11 +27,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lorad.adapters.directory import write_directory
 from lorad.box.paths import AttemptDir
 from lorad.daemon.adopt import adopt
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs import kill, pause, remove, resume, stop
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.daemon import rest
 from lorad.daemon.process.processes import Processes, ProcessState
+from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import PASS
 from lorad.daemon.troubles import Item, guarded
 from lorad.errors import Conflict, LoradError, NotFound

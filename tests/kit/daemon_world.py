@@ -20,13 +20,13 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.daemon import wake
 from lorad.daemon.adopt import adopt
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context, Patience, Request, attempt_dir
 from lorad.daemon.daemon import answering, prepare, rest
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.process.commands import Commands
 from lorad.daemon.process.processes import read_status
+from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.runs.create import create, make_directory
 from lorad.protocol.journal import JournalWriter

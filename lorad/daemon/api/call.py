@@ -8,17 +8,11 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from lorad.daemon.process.users import Caller
 from lorad.errors import SpecError
 
 T = TypeVar("T", bound=Struct)
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
-
-
-class Caller(NamedTuple):
-    """Who asks."""
-
-    uid: int
-    name: str
 
 
 class Call(NamedTuple):

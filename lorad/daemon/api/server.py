@@ -16,13 +16,14 @@ from aiohttp import web
 from lorad import __version__
 from lorad.bounds import BODY_BYTES
 from lorad.client.transport import PROTOCOL, PROTOCOL_HEADER, VERSION_HEADER
-from lorad.daemon.access import Access, authorize
+from lorad.daemon.access import Access
+from lorad.daemon.api.authorize import authorize
 from lorad.daemon.api.body import read_body
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs import ROUTES
 from lorad.daemon.context import Context
 from lorad.daemon.counters import metered
-from lorad.daemon.process.users import name_of
+from lorad.daemon.process.users import Caller, name_of
 from lorad.errors import Conflict, LoradError, NotAllowed, NotFound, to_wire
 from lorad.protocol.listener import answers
 

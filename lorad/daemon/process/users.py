@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from lorad.daemon.process import enter
 from lorad.protocol.listener import DAEMON_UID
@@ -65,3 +66,10 @@ def name_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    name: str

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.daemon.access import admins, is_admin
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import Pool
+from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import user_name
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.state import bytes_of

@@ -9,12 +9,11 @@ from pathlib import Path
 import msgspec
 
 from lorad.box.paths import RunDir
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context, Request
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import passable
-from lorad.daemon.process.users import User
+from lorad.daemon.process.users import Caller, User
 from lorad.daemon.runs.names import generate_name
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import write_whole

@@ -23,13 +23,13 @@ from lorad.adapters.targets import leaf, match_modules
 from lorad.adapters.validate import refuse_unfit, validate
 from lorad.backends.trainer_setup import targets_of
 from lorad.box.paths import RunDir
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context, Request, run_dir
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.user_files import make_run, refuse_strange_journal
+from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import base_in
 from lorad.daemon.runs.create import create, make_directory, refuse_used
 from lorad.daemon.runs.versions import heard

@@ -20,10 +20,10 @@ from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.box.paths import RunDir
 from lorad.daemon.access import must_see
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context, request_of, run_dir
 from lorad.daemon.pools.as_owner import on_behalf
 from lorad.daemon.process.user_files import own_directory
+from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import bases_of
 from lorad.daemon.runs.create import expanded
 from lorad.daemon.runs.versions import await_files, find_version, in_hand

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lorad.box.config import Config, Limit, Queue, Sharing
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import Context
+from lorad.daemon.process.users import Caller
 from lorad.daemon.queue import place
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.queue.place import place_runs

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from lorad.box.config import Limit, Queue
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs import kill, pause, stop
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
+from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.restart import restart

@@ -14,9 +14,9 @@ import pytest
 from lorad.adapters.peft import read_peft
 from lorad.box.config import Sharing
 from lorad.box.paths import RunDir
-from lorad.daemon.api.call import Caller
 from lorad.daemon.context import request_of
 from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.reference import chosen, staged
 from lorad.errors import NotAllowed, SpecError
 from lorad.protocol.journal import lineage, read

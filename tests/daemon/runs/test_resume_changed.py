@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from lorad.box.config import Backend
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.resume import Body, changed, fitted, handle, on_schedule, refuse_standstill, total
 from lorad.daemon.context import request_of, run_dir
+from lorad.daemon.process.users import Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.protocol.journal import Record, Reference

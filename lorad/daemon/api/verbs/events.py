@@ -10,9 +10,10 @@ from aiohttp import web
 
 from lorad.client.shapes import Event
 from lorad.daemon.access import seen_by_run
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
+from lorad.daemon.process.users import Caller
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0

@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from lorad.client.box_shapes import Collected, Deleted, KeptVersion
 from lorad.daemon.access import is_admin, owns, seen_aliases
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.pools.life import refresh
+from lorad.daemon.process.users import Caller
 from lorad.daemon.storage.disk_usage import measure
 from lorad.daemon.storage.garbage import everything, still
 from lorad.daemon.storage.prune import Doomed, delete, discard_all

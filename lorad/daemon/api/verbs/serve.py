@@ -16,14 +16,14 @@ from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
 from lorad.client.shapes import Alias, Served
 from lorad.daemon.access import must_own, of_alias, of_run, owns
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.swap import move, tell_gateway
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
-from lorad.daemon.process.users import User
+from lorad.daemon.process.users import Caller, User
 from lorad.daemon.runs import import_adapter
 from lorad.daemon.runs.create import anchored, expanded
 from lorad.daemon.runs.import_adapter import Import

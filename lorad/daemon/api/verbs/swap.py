@@ -9,10 +9,11 @@ from msgspec import Struct
 from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.client.shapes import Swapped, Verdict
 from lorad.daemon.access import is_admin, must_own, must_see, of_alias
-from lorad.daemon.api.call import Call, Caller
+from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import of_row
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_files, check_files, find_version, in_hand, name_of
 from lorad.daemon.serving.borrow_pool import guest, load
