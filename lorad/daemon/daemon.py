@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import logging.handlers
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 from lorad.box import config
 from lorad.box.paths import Home, refuse_open
@@ -23,18 +20,16 @@ from lorad.daemon.api.metrics_port import scraped
 from lorad.daemon.api.server import bind, make_app
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import find_devices
+from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store, tell_start
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.reconcile import reconcile
-from lorad.errors import Conflict, StorageError
 from lorad.protocol.bounded import Doorkeeper, bounded
-from lorad.protocol.listener import answers
 from lorad.protocol.structs import learn_structs
 
 log = logging.getLogger("lorad.daemon")
 
 LOG_BYTES, LOG_FILES = 8 << 20, 3
-GOODBYE_SECONDS = 2.0
 THREADS = 64
 BACKLOG = 256  # connections that wait to be taken
 
@@ -62,40 +57,6 @@ def prepare(home: Home) -> None:
         for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         refuse_open(home.root)
-
-
-@contextlib.contextmanager
-def writable() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        hint = "LORAD_HOME is to be a directory that can be written to."
-        raise StorageError(f"{error.filename}: {error.strerror}", hint=hint) from error
-
-
-@contextlib.contextmanager
-def lock(home: Home) -> Iterator[None]:
-    """One daemon for a home. Raises Conflict, StorageError."""
-    with contextlib.ExitStack() as stack:
-        with writable():
-            file = stack.enter_context(open(home.daemon_lock, "a+"))
-        deadline = time.monotonic() + 2 * GOODBYE_SECONDS
-        while not is_ours(file):
-            if answers(home.socket) or time.monotonic() > deadline:
-                raise Conflict(f"a daemon works in {home.root} already", hint="`lorad daemon status` shows it.")
-            time.sleep(0.02)  # one that is ending
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
-def is_ours(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def log_to(path: Path) -> str:

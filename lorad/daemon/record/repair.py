@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from lorad.adapters.directory import fsync
 from lorad.box import config
 from lorad.box.paths import Home, RunDir
-from lorad.daemon.daemon import lock
+from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import Told, read
 from lorad.daemon.record import from_directories
 from lorad.daemon.record.relocate import Place, corrected

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 import lorad
 from lorad.box.paths import Home
-from lorad.daemon.daemon import lock, prepare
+from lorad.daemon.daemon import prepare
+from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import ROWS, DaemonJournal, read
 from lorad.daemon.open_store import open_store, record, tell_start
 from lorad.daemon.record.repair import repair
@@ -229,7 +230,7 @@ async def test_a_change_that_was_never_committed_is_taken_back(home: Path) -> No
 
 
 def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.daemon.daemon.GOODBYE_SECONDS", 0.1)  # for one that is ending
+    monkeypatch.setattr("lorad.daemon.home_lock.GOODBYE_SECONDS", 0.1)  # for one that is ending
     prepare(Home(home))
     with lock(Home(home)), pytest.raises(Conflict, match="works in") as refused:
         repair(Home(home))
