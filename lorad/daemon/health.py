@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -126,11 +125,3 @@ def wake_shim(attempt: AttemptDir) -> None:
                 signal.pidfd_send_signal(fd, signal.SIGCONT)
         finally:
             os.close(fd)
-
-
-def killed_for(attempt: AttemptDir) -> str:
-    """Why the daemon killed the process, or was about to; "" when it did not."""
-    try:
-        return str(json.loads(attempt.killed.read_bytes())["why"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""

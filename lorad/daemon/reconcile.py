@@ -10,7 +10,6 @@ from pathlib import Path
 from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
-from lorad.daemon.process.log_trim import rotate
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.place import place_runs
@@ -26,6 +25,7 @@ from lorad.daemon.serving.keep_up import keep_serving
 from lorad.daemon.serving.table import keep_table
 from lorad.daemon.storage.budget import keep_budget
 from lorad.daemon.storage.prune import prune, prune_again
+from lorad.daemon.trim_logs import rotate
 from lorad.daemon.troubles import Item, each, guarded, of_run
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record

@@ -7,54 +7,24 @@ byte offsets go on counting: see `api/verbs/logs.py`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import logging
 import os
 import re
 import stat
-import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.context import Context, attempt_dir
-from lorad.daemon.serving.gateways import living_gateways
-from lorad.states import ACTIVE
-from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
 
-LOOK_SECONDS = 5.0
 MOST = 64  # logs of one attempt
 CHUNK = 1 << 20
 COLLAPSE_RANGE = 0x08  # fallocate(2)
 MARK = re.compile(rb"\[lorad\] (\d{1,18}) bytes of this log were cut before here[^\n]*\n")
 MARK_BYTES = 80
-
-
-def rotate(ctx: Context) -> None:
-    """Look at the sizes now and then, in a thread."""
-    now = time.monotonic()
-    if now - ctx.rotated_at < LOOK_SECONDS:
-        return
-    ctx.rotated_at = float("inf")  # two that cut the same log would mix it up
-    ctx.spawn(rotated(ctx, list(living(ctx))))
-
-
-async def rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
-    try:
-        await asyncio.to_thread(cut_all, attempts, ctx.config.supervision.log_bytes)
-    finally:
-        ctx.rotated_at = time.monotonic()
-
-
-def living(ctx: Context) -> Iterator[AttemptDir]:
-    yield from (attempt_dir(run) for run in runs.in_states(ctx.store, *ACTIVE))
-    yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
-    yield from living_gateways(ctx)
 
 
 def cut_all(attempts: list[AttemptDir], limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import AttemptDir
-from lorad.daemon.health import killed_for
 from lorad.daemon.process.causes import KILLED_FOR_MEMORY, Clues, Diagnosis, diagnose
 from lorad.daemon.process.log_trim import logs_of, open_log
 from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
@@ -102,3 +102,11 @@ def booted_at() -> float:
     """Unix time."""
     lines = Path("/proc/stat").read_text().splitlines()
     return float(next((line.split()[1] for line in lines if line.startswith("btime")), 0))
+
+
+def killed_for(attempt: AttemptDir) -> str:
+    """Why the daemon killed the process, or was about to; "" when it did not."""
+    try:
+        return str(json.loads(attempt.killed.read_bytes())["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

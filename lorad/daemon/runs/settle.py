@@ -6,7 +6,6 @@ import logging
 import signal
 
 from lorad.daemon.context import Context, attempt_dir, run_dir
-from lorad.daemon.health import killed_for
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.processes import ProcessState, log_tail
@@ -14,10 +13,9 @@ from lorad.daemon.queue.futile import excuse, pardon
 from lorad.daemon.queue.preempt import queue_again
 from lorad.daemon.queue.restart import MENDABLE, restart
 from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
-from lorad.daemon.runs.end_clues import by_force, in_words, was_restarted
+from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
 from lorad.daemon.runs.facts import end_of, last_facts
 from lorad.daemon.runs.take_in import is_told
-from lorad.daemon.storage.prune import prune
 from lorad.errors import IntegrityError
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -55,7 +53,7 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     ctx.last_words.pop(name, None)
     ctx.cuts.pop((name, run.attempt), None)
     ctx.signalled.pop(attempt_dir(run).root, None)
-    prune(ctx, runs.get(ctx.store, name))
+    ctx.unpruned.add(name)  # `prune_again` deletes what is not kept
 
 
 def last_word(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str] | None:

@@ -14,6 +14,7 @@ import pytest
 
 from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
+from lorad.daemon import trim_logs
 from lorad.daemon.api.verbs.logs import read
 from lorad.daemon.process import log_trim
 from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
@@ -110,21 +111,21 @@ def test_a_file_with_another_name_is_nobodys_log(tmp_path: Path, link: Callable[
 
 async def test_the_next_look_waits_for_the_one_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cutting, gate = [], threading.Event()
-    monkeypatch.setattr(log_trim, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(log_trim, "cut_all", lambda *_: cutting.append(gate.wait(30)))
+    monkeypatch.setattr(trim_logs, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trim_logs, "cut_all", lambda *_: cutting.append(gate.wait(30)))
     ctx = open_context(home)
     for _ in range(3):
-        log_trim.rotate(ctx)
+        trim_logs.rotate(ctx)
     assert len(ctx.tasks) == 1
     gate.set()
     await asyncio.gather(*ctx.tasks)
-    log_trim.rotate(ctx)
+    trim_logs.rotate(ctx)
     assert len(cutting) == 1 and len(ctx.tasks) == 1
     await asyncio.gather(*ctx.tasks)
 
 
 async def test_the_daemon_cuts_the_log_of_a_run_that_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_trim, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(trim_logs, "LOOK_SECONDS", 0.1)
     behave(home, driver={"seconds": 0.1, "prints": 10_000})
     async with reconciling(home, supervision=Supervision(log_bytes=LIMIT)) as ctx:
         submit(ctx, "a", trainer={"steps": 1000})

@@ -17,9 +17,10 @@ from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
 from lorad.daemon import health
 from lorad.daemon.context import Context, attempt_dir
-from lorad.daemon.health import killed_for, put_down
+from lorad.daemon.health import put_down
 from lorad.daemon.process import stacks
 from lorad.daemon.process.pulse import Pulse, was_away
+from lorad.daemon.runs.end_clues import killed_for
 from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import Beat, read_beat
 from lorad.store import runs
