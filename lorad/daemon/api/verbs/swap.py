@@ -112,7 +112,7 @@ def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasR
 
 
 def tell_gateway(ctx: Context, alias: str) -> None:
-    """What begins from now on is served by the new version; the one before is let go by `holds.py`."""
+    """What begins from now on is served by the new version; the one before is let go by `serving/keep_loaded.py`."""
     ctx.served += 1
     ctx.waker.poke()
     try:
