@@ -64,16 +64,16 @@ demo: $(VENV)/.ready
 
 ## Tests wait for processes as much as they compute: more workers than cores.
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines --ignore=tests/trainers $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/engines/real --ignore=tests/trainers/real $(ARGS)
 
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
-	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/engines $(ARGS)
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/engines/real $(ARGS)
 
 ## ARGS='-m "not long"' is one of the nine pairs, as CI has it; ARGS='-k megatron-vllm' one of them.
 test-backends: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
-	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/trainers $(ARGS)
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/trainers/real $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts
@@ -119,31 +119,31 @@ bench-swaps bench-publish: $(VENV)/.ready-dev
 	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
 
 kill9: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9 --kills $(N) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9 --kills $(N) $(ARGS)
 
 upgrade: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.upgrade $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.upgrade $(ARGS)
 
 powercut enospc: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
 
 bench-history bench-tui: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.benchmarks.$(@:bench-%=%) $(ARGS)
 
 authz: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.authz $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.authz $(ARGS)
 
 headline: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill9_many $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9_many $(ARGS)
 
 slowloris fuzz: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.$@ $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
 
 snapshots: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_tui_snapshots.py tests/test_tables.py --snapshot-update $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/tui/test_snapshots.py tests/cli/test_tables.py tests/daemon/api/test_answers.py --snapshot-update $(ARGS)
 
 pictures: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.kit.frozen.pictures $(ARGS)
 
 docs: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.make_docs

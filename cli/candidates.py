@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
+from lorad.client.client import Client
 
 SECONDS = 0.15  # that the daemon has: nobody waits for a completion
 MOST = 200  # runs that ended, versions of a run, files
@@ -36,15 +36,15 @@ def words(*known: str) -> Complete:
 
 
 def run_names(client: Client, ctx: Any = None) -> list[str]:
-    return [run["name"] for run in client.list(all=True, limit=MOST)]
+    return [run.name for run in client.list(all=True, limit=MOST)]
 
 
 def alias_names(client: Client, ctx: Any = None) -> list[str]:
-    return [alias["alias"] for alias in client.aliases()]
+    return [alias.alias for alias in client.aliases()]
 
 
 def steps_of(client: Client, ctx: Any) -> list[int]:
-    return [checkpoint["step"] for checkpoint in client.checkpoints(ctx.params["run"])]
+    return [checkpoint.step for checkpoint in client.checkpoints(ctx.params["run"])]
 
 
 def metrics_of(client: Client, ctx: Any) -> list[str]:
@@ -52,18 +52,18 @@ def metrics_of(client: Client, ctx: Any) -> list[str]:
     names = ctx.params.get("runs") or run_names(client)[:1]
     found = {"eval"}
     for run in client.named(list(names)):
-        for step in client.steps(run["name"], after=max(run["step"] - 1, 0)):
-            found |= step["metrics"].keys()
+        for step in client.steps(run.name, after=max(run.step - 1, 0)):
+            found |= step.metrics.keys()
     return sorted(found)
 
 
 runs = asked(run_names)
 aliases = asked(alias_names)
-pools = asked(lambda client, ctx: [pool["pool"] for pool in client.pools()])
-models = asked(lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool["model"] for pool in client.pools())]))
+pools = asked(lambda client, ctx: [pool.pool for pool in client.pools()])
+models = asked(lambda client, ctx: dict.fromkeys(["builtin:tiny", *(pool.model for pool in client.pools())]))
 steps = asked(steps_of)
 metrics = asked(metrics_of)
-sweeps = asked(lambda client, ctx: [sweep["sweep"] for sweep in client.sweeps()])
+sweeps = asked(lambda client, ctx: [sweep.sweep for sweep in client.sweeps()])
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
@@ -73,7 +73,7 @@ def versions(ctx: Any, incomplete: str) -> list[str]:
     names = [name] if at else [found for found in run_names(client) if found.startswith(name)]
     others = [] if at else [alias for alias in alias_names(client) if alias.startswith(name)]
     of_one = client.adapters(names[0])[-MOST:] if len(names) == 1 else []
-    numbered = [f"{version['run']}@{version['version']}" for version in reversed(of_one)]
+    numbered = [f"{version.run}@{version.version}" for version in reversed(of_one)]
     return [name for name in ([] if at else [*names, *others]) + numbered if name.startswith(incomplete)]
 
 
@@ -89,8 +89,8 @@ def bases(ctx: Any, incomplete: str) -> list[str]:
 def overrides(ctx: Any, incomplete: str) -> list[str]:
     """Keys of the spec, and values where they are few or files."""
     from lorad.cli.overrides import KEYS
-    from lorad.spec_errors import choices, leaves
-    from lorad.specs import Spec
+    from lorad.spec.errors import choices, leaves
+    from lorad.spec.model import Spec
 
     key, equals, value = incomplete.partition("=")
     if not equals:

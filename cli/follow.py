@@ -6,22 +6,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from lorad.cli.launch import start
 from lorad.cli.output import duration, note, number, printable
 from lorad.cli.table import cells, shortened
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Evaluation, Metrics, Run, RunDetails, Step
 from lorad.errors import DaemonUnreachable
 
-Json = dict[str, Any]
 PERIOD = 0.25  # seconds between looks
 OVER = ("ended", "paused")
 BAR, MARGIN = 24, 3  # cells: of the bar, and what is free at the end of the line for a ^C that the terminal echoes
 CLEARED = "\x1b[1A\x1b[2K\r"  # the line above, as if it had never been
 
 
-def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
+def follow(client: Client, name: str, *, quiet: bool = False) -> RunDetails | None:
     """The run when it is over; None when the user detached. A daemon that dies meanwhile is started again."""
     view = Silent() if quiet else (Live() if sys.stderr.isatty() else Lines())
     try:
@@ -32,24 +31,24 @@ def follow(client: Client, name: str, *, quiet: bool = False) -> Json | None:
         return None
 
 
-def _watch(client: Client, name: str, view: Silent) -> Json:
+def _watch(client: Client, name: str, view: Silent) -> RunDetails:
     step, evaluated, attempt = None, -1, 0
     while True:
         try:
             run = client.show(name)
-            if step is None or run["attempt"] != attempt:  # what an earlier attempt did is not told again
-                attempt, step = run["attempt"], run["step"]
+            if step is None or run.attempt != attempt:  # what an earlier attempt did is not told again
+                attempt, step = run.attempt, run.step
                 evaluated = step or -1
-            step = min(step, run["step"])
+            step = min(step, run.step)
             steps = client.steps(name, after=step)
-            evals = [e for e in client.evals(name) if e["step"] > evaluated]
+            evals = [e for e in client.evals(name) if e.step > evaluated]
         except DaemonUnreachable:
             start(client)
             continue
         view.update(run, steps, evals)
-        step = steps[-1]["step"] if steps else step
-        evaluated = evals[-1]["step"] if evals else evaluated
-        if run["state"] in OVER:
+        step = steps[-1].step if steps else step
+        evaluated = evals[-1].step if evals else evaluated
+        if run.state in OVER:
             return run
         time.sleep(PERIOD)
 
@@ -61,7 +60,7 @@ class Silent:
     def shown(self) -> Iterator[None]:
         yield
 
-    def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
+    def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         """Take in the run as it is, its new steps and its new evaluations."""
 
 
@@ -71,13 +70,13 @@ class Lines(Silent):
     def __init__(self) -> None:
         self._said = ""
 
-    def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
-        state = f"{run['name']}: {run['state']}" + (f" ({run['waiting']})" if run.get("waiting") else "")
-        if state != self._said and run["state"] not in OVER:  # how it ended is told last, by the verb
+    def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
+        state = f"{run.name}: {run.state}" + (f" ({run.waiting})" if run.waiting else "")
+        if state != self._said and run.state not in OVER:  # how it ended is told last, by the verb
             self._said = state
             note(state)
         for step in steps:
-            note(f"step {step['step']}/{run['steps']}  {_figures(step['metrics'])}")
+            note(f"step {step.step}/{run.steps}  {_figures(step.metrics)}")
         for found in evals:
             note(_evaluation(found))
 
@@ -101,27 +100,27 @@ class Live(Silent):
             print(CLEARED, end="", file=sys.stderr, flush=True)
             raise
 
-    def update(self, run: Json, steps: list[Json], evals: list[Json]) -> None:
+    def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         from rich.text import Text
 
         for found in evals:
             self._live.console.print(_evaluation(found), markup=False, highlight=False)
         if steps:
-            left = (run["steps"] - run["step"]) * sum(s["metrics"]["seconds"] for s in steps) / len(steps)
-            self._figures = [*_ranked(steps[-1]["metrics"]), (f"ETA {duration(left)}", 1)]
-        after = [(str(run["waiting"]), 0)] if run.get("waiting") else self._figures
+            left = (run.steps - run.step) * sum(s.metrics["seconds"] or 0.0 for s in steps) / len(steps)
+            self._figures = [*_ranked(steps[-1].metrics), (f"ETA {duration(left)}", 1)]
+        after = [(run.waiting, 0)] if run.waiting else self._figures
         line = fitted_line([*_progress(run), *after], self._live.console.width - MARGIN)
         self._live.update(Text(printable(line), no_wrap=True), refresh=True)
 
 
-def _progress(run: Json) -> list[tuple[str, int]]:
-    done = run["step"] / max(run["steps"], 1)
+def _progress(run: Run) -> list[tuple[str, int]]:
+    done = run.step / max(run.steps, 1)
     bar = int(BAR * min(done, 1.0))
-    about = f"{run['name']} {run['state']} {run['step']}/{run['steps']}"
+    about = f"{run.name} {run.state} {run.step}/{run.steps}"
     return [(about, 0), ("━" * bar + "─" * (BAR - bar), 6), (f"{done:.0%}", 4)]
 
 
-def _ranked(m: Json) -> list[tuple[str, int]]:
+def _ranked(m: Metrics) -> list[tuple[str, int]]:
     """Figures of a step, each with what is left out first of a narrow line: the highest. What was not measured is a
     dash."""
     reward, loss, kl = (
@@ -142,11 +141,11 @@ def fitted_line(parts: list[tuple[str, int]], width: int) -> str:
         parts = [part for part in parts if part[1] != worst]
 
 
-def _evaluation(found: Json) -> str:
-    failed = f", {found['failed']} rewards failed" if found["failed"] else ""
-    scored = found["problems"] - found["failed"]
-    return f"held-out eval at step {found['step']}: {number(found['score']) or '-'} on {scored} problems{failed}"
+def _evaluation(found: Evaluation) -> str:
+    failed = f", {found.failed} rewards failed" if found.failed else ""
+    scored = found.problems - found.failed
+    return f"held-out eval at step {found.step}: {number(found.score) or '-'} on {scored} problems{failed}"
 
 
-def _figures(m: Json) -> str:
+def _figures(m: Metrics) -> str:
     return "  ".join(text for text, _ in _ranked(m))

@@ -10,10 +10,10 @@ import tempfile
 import time
 from typing import IO
 
+from lorad.box.paths import Home, refuse_open
 from lorad.cli.systemd import start_by_unit
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, StorageError
-from lorad.paths import Home, refuse_open
 
 START_SECONDS = 20.0
 
@@ -72,7 +72,7 @@ def await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> boo
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:
-            pid = client.status()["pid"]
+            pid = client.status().pid
             if process is not None and pid != process.pid:  # another one was quicker: ours ends when it sees that
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(START_SECONDS)

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lorad.cli.table import Column, print_table
-from lorad.text import age, duration, number, printable, size, why
+from lorad.client.shapes import Run, Served, Swapped
+from lorad.client.words import why
+from lorad.text import age, duration, number, printable, size
 
 if TYPE_CHECKING:
     from lorad.errors import LoradError
 
-Json = dict[str, Any]
 
 __all__ = [
     "age", "duration", "note", "number", "print_error", "print_json", "print_table",
@@ -29,12 +32,13 @@ NO_RUNS = "No runs. `lorad init` writes a spec to start from."
 
 
 def print_json(data: Any) -> None:
+    """data: Structs, or what JSON has."""
     print(json_text(data, indent=2))
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
     """With what a terminal does not show as text (8-bit controls, marks of direction) as \\u escapes: the same data."""
-    lines = json.dumps(data, indent=indent, ensure_ascii=False).split("\n")
+    lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
 
 
@@ -61,14 +65,14 @@ def note(text: str) -> None:
 
 def watch_versions() -> None:
     """A daemon of another version is named once for each command."""
-    from lorad.transport import Transport
+    from lorad.client.transport import Transport
 
     Transport.on_other_version = other_version
 
 
 def other_version(version: str) -> None:
     from lorad import __version__
-    from lorad.paths import Home, default_home
+    from lorad.box.paths import Home, default_home
 
     shared = Home(default_home()).shared_by is not None
     restart = "its admin replaces it with" if shared else "replace it with"
@@ -76,36 +80,36 @@ def other_version(version: str) -> None:
     note(f"The daemon is {daemon}, this command is version {__version__}: {restart} `lorad daemon restart`.")
 
 
-def tell_address(served: Json, model: str) -> None:
+def tell_address(served: Served | Swapped, model: str) -> None:
     """Where a model is asked, by whom, and a line that asks it."""
-    if served.get("url"):
-        note(f"Base URL: {served['url']} (the API key is a token of gateway.tokens)")
-    if not served.get("gateway"):
+    if served.url:
+        note(f"Base URL: {served.url} (the API key is a token of gateway.tokens)")
+    if not served.gateway:
         note("The gateway does not answer yet; `lorad logs --of gateway` says why.")
         return
-    note(f"Socket: {served['gateway']}")
+    note(f"Socket: {served.gateway}")
     body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 32})
-    words = ["curl", "--unix-socket", served["gateway"], "http://lorad/v1/completions"]
+    words = ["curl", "--unix-socket", served.gateway, "http://lorad/v1/completions"]
     note(f"Try it: {shlex.join([*words, '-H', 'Content-Type: application/json', '-d', body])}")
 
 
-def run_table(runs: Sequence[Json]) -> None:
+def run_table(runs: Sequence[Run]) -> None:
     """The table of `lorad list`."""
     print_table(RUNS, [run_row(run) for run in runs], empty=NO_RUNS)
 
 
-def run_row(run: Json) -> tuple[str, ...]:
-    first, last = run.get("eval_first"), run.get("eval_last")
-    rate = (run.get("rates") or {}).get("tokens_per_second")
+def run_row(run: Run) -> tuple[str, ...]:
+    first, last = run.eval_first, run.eval_last
+    rate = run.rates.tokens_per_second
     return (
-        run["name"],
-        run["state"] + (f": {run['reason']}" if run.get("reason") else ""),
-        f"{run['step']}/{run['steps']}",
-        number(run.get("reward")),
+        run.name,
+        run.state + (f": {run.reason}" if run.reason else ""),
+        f"{run.step}/{run.steps}",
+        number(run.reward),
         f"{number(first)} -> {number(last)}" if first is not None else "",
-        "" if run.get("version") is None else f"@{run['version']}",
-        number(rate, 0) if run["state"] == "running" else "",
-        str(run.get("owner", "")),
-        age(run.get("created_at")),
+        "" if run.version is None else f"@{run.version}",
+        number(rate, 0) if run.state == "running" else "",
+        run.owner,
+        age(run.created_at),
         why(run),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Run
 
 COMING = {
     "pause": "is pausing: it finishes its step and writes a checkpoint",
@@ -19,19 +20,20 @@ COMING = {
 
 def ask(name: str, verb: Literal["pause", "stop", "kill"], *, wait: bool, as_json: bool) -> None:
     client = Client()
-    run = getattr(client, verb)(name)
-    while wait and run["state"] not in ("ended", "paused"):
+    verbs = {"pause": client.pause, "stop": client.stop, "kill": client.kill}
+    run = verbs[verb](name)
+    while wait and run.state not in ("ended", "paused"):
         time.sleep(0.1)
         run = client.show(name)
     if as_json:
         print_json(run)
     else:
         note(in_words(name, verb, run))
-    if run.get("reason") not in (None, "completed", "stopped", "killed"):
+    if run.reason not in (None, "completed", "stopped", "killed"):
         raise typer.Exit(1)
 
 
-def in_words(name: str, verb: str, run: dict[str, Any]) -> str:
-    if run["state"] == "stopping":
+def in_words(name: str, verb: str, run: Run) -> str:
+    if run.state == "stopping":
         return f"{name} {COMING[verb]}."
-    return f"{name} is {run['state']}" + (f" ({run['reason']})." if run.get("reason") else ".")
+    return f"{name} is {run.state}" + (f" ({run.reason})." if run.reason else ".")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from lorad.cli.output import note, number, print_json
-from lorad.text import failures
+from lorad.client.shapes import Run
+from lorad.client.words import failures
 
 GOOD = ("completed", "stopped")
 
 
-def conclude(run: dict[str, Any] | None, *, as_json: bool) -> None:
+def conclude(run: Run | None, *, as_json: bool) -> None:
     """Exit 1 unless the run ended as it should; `run` is None when the user detached."""
     if run is None:
         return
@@ -20,17 +19,17 @@ def conclude(run: dict[str, Any] | None, *, as_json: bool) -> None:
         print_json(run)
     else:
         note(sentence(run))
-    if run["state"] == "ended" and run["reason"] not in GOOD:
+    if run.state == "ended" and run.reason not in GOOD:
         raise typer.Exit(1)
 
 
-def sentence(run: dict[str, Any]) -> str:
-    name, where = run["name"], f"step {run['step']} of {run['steps']}"
-    if run["state"] == "paused":
+def sentence(run: Run) -> str:
+    name, where = run.name, f"step {run.step} of {run.steps}"
+    if run.state == "paused":
         return f"{name} is paused at {where}; `lorad resume {name}` goes on."
     evals = ""
-    if run.get("eval_first") is not None:
-        evals = f"; held-out eval {number(run['eval_first'])} -> {number(run['eval_last']) or '-'}"
-    detail = f": {run['detail']}" if run.get("detail") and run["reason"] not in GOOD else ""
+    if run.eval_first is not None:
+        evals = f"; held-out eval {number(run.eval_first)} -> {number(run.eval_last) or '-'}"
+    detail = f": {run.detail}" if run.detail and run.reason not in GOOD else ""
     failed = f"; {failures(run)}" if failures(run) else ""
-    return f"{name} ended ({run['reason']}) at {where}{evals}{failed}{detail}"
+    return f"{name} ended ({run.reason}) at {where}{evals}{failed}{detail}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from lorad.config import Config, load
-from lorad.paths import Home
+from lorad.box.config import Config, load
+from lorad.box.paths import Home
 
 
 def config_of(home: Home) -> Config:

@@ -12,9 +12,9 @@ from typing import Any
 from lorad.cli.launch import start
 from lorad.cli.output import age, note, number, print_json, print_table, why
 from lorad.cli.table import Column, table_lines
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Rung, Sweep, SweepRun
 from lorad.errors import DaemonUnreachable
-from lorad.transport import Json
 
 PERIOD = 0.5  # seconds between looks
 OVER = ("ended", "paused")
@@ -22,7 +22,7 @@ SWEEPS = (*("sweep", "runs", Column("halving", 2), Column("best", 1), Column("ag
 RUNGS = ("rung", Column("best", 1), Column("kept", kind="fold"), Column("stopped", kind="fold"))
 
 
-def show(sweeps: Sequence[Json], *, one: bool, as_json: bool) -> None:
+def show(sweeps: Sequence[Sweep], *, one: bool, as_json: bool) -> None:
     """All in a line each, or one with its runs, the best first, and its rungs."""
     if as_json:
         print_json(sweeps[0] if one else sweeps)
@@ -31,92 +31,92 @@ def show(sweeps: Sequence[Json], *, one: bool, as_json: bool) -> None:
     else:
         (sweep,) = sweeps
         print_table(columns(sweep), rows(sweep), empty="Its runs were removed.")
-        if sweep["rungs"]:
+        if sweep.rungs:
             print()
-            print_table(RUNGS, [rung_row(rung) for rung in sweep["rungs"]], empty="")
+            print_table(RUNGS, [rung_row(rung) for rung in sweep.rungs], empty="")
 
 
-def sweep_row(sweep: Json) -> tuple[Any, ...]:
-    halving = sweep["halving"]
+def sweep_row(sweep: Sweep) -> tuple[Any, ...]:
+    halving = sweep.halving
     best = ranked(sweep)[:1]
     return (
-        sweep["sweep"],
+        sweep.sweep,
         told_states(sweep),
-        "" if halving is None else f"{halving['metric']} at {', '.join(map(str, halving['rungs']))}",
-        best[0]["name"] if best else "",
-        age(sweep["created_at"]),
-        " ".join(f"{key}={','.join(values)}" for key, values in sweep["grid"].items()),
+        "" if halving is None else f"{halving.metric} at {', '.join(map(str, halving.rungs))}",
+        best[0].name if best else "",
+        age(sweep.created_at),
+        " ".join(f"{key}={','.join(values)}" for key, values in sweep.grid.items()),
     )
 
 
-def summary(sweep: Json) -> str:
-    return f"sweep {sweep['sweep']}: {told_states(sweep)}. `lorad sweep --list {sweep['sweep']}` tells how it does."
+def summary(sweep: Sweep) -> str:
+    return f"sweep {sweep.sweep}: {told_states(sweep)}. `lorad sweep --list {sweep.sweep}` tells how it does."
 
 
-def told_states(sweep: Json) -> str:
+def told_states(sweep: Sweep) -> str:
     """`3 running, 1 completed`."""
-    counts = Counter(run["reason"] or run["state"] for run in sweep["runs"])
+    counts = Counter(run.reason or run.state for run in sweep.runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no runs"
 
 
-def columns(sweep: Json) -> tuple[str | Column, ...]:
+def columns(sweep: Sweep) -> tuple[str | Column, ...]:
     figures = ("state", Column("step", 3), Column("reward", 2), Column("eval", 1))
-    return ("run", *(Column(key, 4) for key in sweep["grid"]), *figures, Column("why", kind="fold"))
+    return ("run", *(Column(key, 4) for key in sweep.grid), *figures, Column("why", kind="fold"))
 
 
-def rows(sweep: Json) -> list[tuple[str, ...]]:
+def rows(sweep: Sweep) -> list[tuple[str, ...]]:
     return [
         (
-            run["name"],
-            *(value if isinstance(value, str) else json.dumps(value) for value in run["values"].values()),
-            run["reason"] or run["state"],
-            f"{run['step']}/{run['steps']}",
-            number(run["reward"]),
-            number(run["eval_last"]),
+            run.name,
+            *(value if isinstance(value, str) else json.dumps(value) for value in run.values.values()),
+            run.reason or run.state,
+            f"{run.step}/{run.steps}",
+            number(run.reward),
+            number(run.eval_last),
             stopped(sweep, run) or why(run),
         )
         for run in ranked(sweep)
     ]
 
 
-def stopped(sweep: Json, run: Json) -> str:
+def stopped(sweep: Sweep, run: SweepRun) -> str:
     """Why a run was stopped before its time: the rung that did it, else what its driver said."""
-    if run["reason"] != "stopped":
+    if run.reason != "stopped":
         return ""
-    for rung in sweep["rungs"]:
-        if run["name"] in rung["stopped"]:
-            own, best = score_told(rung["scores"][run["name"]]), score_told(best_of(rung, rung["kept"]))
-            return f"stopped by halving at step {rung['step']}: {own}, the best had {best}"
-    return str(run["detail"])
+    for rung in sweep.rungs:
+        if run.name in rung.stopped:
+            own, best = score_told(rung.scores[run.name]), score_told(best_of(rung, rung.kept))
+            return f"stopped by halving at step {rung.step}: {own}, the best had {best}"
+    return run.detail
 
 
-def best_of(rung: Json, names: Iterable[str]) -> float | None:
+def best_of(rung: Rung, names: Iterable[str]) -> float | None:
     """The highest score of some runs at a rung; None where none of them has one."""
-    return max((score for name in names if (score := rung["scores"][name]) is not None), default=None)
+    return max((score for name in names if (score := rung.scores[name]) is not None), default=None)
 
 
 def score_told(score: float | None) -> str:
     return "no score" if score is None else f"{score:.3g}"
 
 
-def ranked(sweep: Json) -> list[Json]:
+def ranked(sweep: Sweep) -> list[SweepRun]:
     """Later in the halving is better, then a higher score."""
-    metric = (sweep["halving"] or {}).get("metric", "eval")
+    metric = sweep.halving.metric if sweep.halving else "eval"
 
-    def rank(run: Json) -> tuple[float, ...]:
-        passed = sum(run["name"] in rung["kept"] for rung in sweep["rungs"])
-        scores = [run["eval_last"], run["reward"]] if metric == "eval" else [run["reward"], run["eval_last"]]
+    def rank(run: SweepRun) -> tuple[float, ...]:
+        passed = sum(run.name in rung.kept for rung in sweep.rungs)
+        scores = [run.eval_last, run.reward] if metric == "eval" else [run.reward, run.eval_last]
         return -passed, *(-score if score is not None else float("inf") for score in scores)
 
-    return sorted(sweep["runs"], key=rank)
+    return sorted(sweep.runs, key=rank)
 
 
-def rung_row(rung: Json) -> tuple[str, ...]:
-    kept, stopped = ", ".join(rung["kept"]), ", ".join(rung["stopped"])
-    return f"step {rung['step']}", number(best_of(rung, rung["scores"])), kept, stopped
+def rung_row(rung: Rung) -> tuple[str, ...]:
+    kept, stopped = ", ".join(rung.kept), ", ".join(rung.stopped)
+    return f"step {rung.step}", number(best_of(rung, rung.scores)), kept, stopped
 
 
-def follow(client: Client, name: str, *, quiet: bool) -> Json | None:
+def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
     """The sweep when all its runs are over; None when the user detached. A daemon that dies is started again."""
     view = Silent() if quiet else (Live() if sys.stderr.isatty() else Lines())
     try:
@@ -127,7 +127,7 @@ def follow(client: Client, name: str, *, quiet: bool) -> Json | None:
         return None
 
 
-def watch(client: Client, name: str, view: Silent) -> Json:
+def watch(client: Client, name: str, view: Silent) -> Sweep:
     while True:
         try:
             (sweep,) = client.sweeps(name)
@@ -135,7 +135,7 @@ def watch(client: Client, name: str, view: Silent) -> Json:
             start(client)
             continue
         view.update(sweep)
-        if all(run["state"] in OVER for run in sweep["runs"]):
+        if all(run.state in OVER for run in sweep.runs):
             return sweep
         time.sleep(PERIOD)
 
@@ -149,7 +149,7 @@ class Silent:
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
 
-    def update(self, sweep: Json) -> None:
+    def update(self, sweep: Sweep) -> None:
         """Take in the sweep as it is."""
 
 
@@ -160,16 +160,16 @@ class Lines(Silent):
         self._said: dict[str, str] = {}
         self._rungs = 0
 
-    def update(self, sweep: Json) -> None:
-        for run in sweep["runs"]:
-            state = run["state"] + (f": {run['reason']} at step {run['step']}" if run["reason"] else "")
-            told = f"{state} ({run['waiting']})" if run["waiting"] else state
-            if self._said.get(run["name"]) != told:
-                self._said[run["name"]] = told
-                note(f"{run['name']}: {told}")
-        for rung in sweep["rungs"][self._rungs :]:
-            note(f"halving at step {rung['step']} keeps {', '.join(rung['kept']) or 'none'}")
-        self._rungs = len(sweep["rungs"])
+    def update(self, sweep: Sweep) -> None:
+        for run in sweep.runs:
+            state = run.state + (f": {run.reason} at step {run.step}" if run.reason else "")
+            told = f"{state} ({run.waiting})" if run.waiting else state
+            if self._said.get(run.name) != told:
+                self._said[run.name] = told
+                note(f"{run.name}: {told}")
+        for rung in sweep.rungs[self._rungs :]:
+            note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
+        self._rungs = len(sweep.rungs)
 
 
 class Live(Silent):
@@ -188,7 +188,7 @@ class Live(Silent):
     def __exit__(self, *_: object) -> None:
         self._live.__exit__(None, None, None)
 
-    def update(self, sweep: Json) -> None:
+    def update(self, sweep: Sweep) -> None:
         from rich.text import Text
 
         lines = table_lines(columns(sweep), rows(sweep), self._live.console.width, single=True)

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lorad.box.paths import Home
 from lorad.errors import Conflict, NotFound, StorageError
-from lorad.paths import Home
+from lorad.files import write_whole
 
 MARKER = "# Written by `lorad daemon install`, which may write it anew: put what is yours into a drop-in"
 NAME = "lorad.service"
@@ -110,12 +111,9 @@ def write_unit(unit: Unit, *, force: bool = False) -> None:
     if unit.path.exists() and not unit.is_installed() and not force:
         whose = "serves another home" if unit.is_ours() else "was not written by lorad"
         raise Conflict(f"{unit.path} is there and {whose}", hint="Look at it; `--force` replaces it.")
-    temporary = unit.path.with_name(f".{unit.path.name}.tmp")
     try:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(unit.text(os.environ))
-        temporary.chmod(0o644)
-        temporary.rename(unit.path)
+        write_whole(unit.path, unit.text(os.environ).encode(), mode=0o644)
     except OSError as error:
         hint = "A unit of the machine is root's to write: `sudo`." if unit.system else "Mend the directory's mode."
         raise StorageError(f"{unit.path} cannot be written: {error.strerror}", hint=hint) from error

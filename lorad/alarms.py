@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+from msgspec.structs import asdict
 
-Json = dict[str, Any]
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+from lorad.box.config import AlarmLimits
+from lorad.client.box_shapes import Device, Pool, Status
+from lorad.client.shapes import Run, Signals
+
 Level = Literal["bad", "look"]
 
 SLOW = 10.0  # times its last step's seconds without another step
@@ -20,28 +22,6 @@ FIRST = 5.0  # times as patient with the first step of an attempt
 HOUR = 3600.0
 FULL = 0.95  # of a device's memory
 GIB = 2.0**30
-
-
-class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an alarm is raised (`alarms` of config.yaml); null is never.
-
-    Attributes:
-        stall: seconds without a step, and at least ten times what the last step took.
-        kl: mean KL per token to the reference policy, in nats.
-        entropy: mean entropy per token, in nats, below which hardly anything is tried.
-        truncated: share of completions cut at rollout.max_new_tokens.
-        zero_variance: share of groups whose samples all have the same reward, from which nothing is learnt.
-        logprob_difference: mean difference per token between engine and trainer, in nats.
-        disk: free bytes on the disk of the runs, below which the alarm is raised.
-    """
-
-    stall: Positive | None = 120.0
-    kl: Positive | None = 0.5
-    entropy: Positive | None = 0.005
-    truncated: Share | None = 0.5
-    zero_variance: Share | None = 0.8
-    logprob_difference: Positive | None = 0.05
-    disk: Annotated[int, Meta(gt=0)] | None = 5 << 30
 
 
 class Alarm(Struct, frozen=True):
@@ -72,23 +52,25 @@ MEASURED: tuple[tuple[str, Level, str, str], ...] = (
 
 
 def alarms(
-    runs: Iterable[Json],
+    runs: Iterable[Run],
     limits: AlarmLimits,
     now: float | None = None,
     *,
-    pools: Iterable[Json] = (),
-    devices: Iterable[Json] = (),
-    status: Json | None = None,
+    pools: Iterable[Pool] = (),
+    devices: Iterable[Device] = (),
+    status: Status | None = None,
 ) -> list[Alarm]:
     """Worst first. All arguments as `lorad.client` has them."""
     at = time.time() if now is None else now
-    found = [Alarm(level, kind, "daemon", "", says) for level, kind, says in of_daemon(status or {}, limits)]
+    found: list[Alarm] = []
+    if status is not None:
+        found += [Alarm(level, kind, "daemon", "", says) for level, kind, says in of_daemon(status, limits)]
     for run in runs:
-        found += [Alarm(level, kind, "run", run["name"], says) for level, kind, says in of_run(run, limits, at)]
+        found += [Alarm(level, kind, "run", run.name, says) for level, kind, says in of_run(run, limits, at)]
     for pool in pools:
-        found += [Alarm(level, kind, "pool", pool["pool"], says) for level, kind, says in of_pool(pool)]
+        found += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in of_pool(pool)]
     for device in devices:
-        found += [Alarm(level, kind, "device", device["device"], says) for level, kind, says in of_device(device)]
+        found += [Alarm(level, kind, "device", device.device, says) for level, kind, says in of_device(device)]
     return sorted(found, key=order)
 
 
@@ -97,41 +79,40 @@ def order(alarm: Alarm) -> tuple[str, int]:
     return alarm.level, KINDS.index(alarm.kind)
 
 
-def of_run(run: Json, limits: AlarmLimits, now: float) -> Found:
+def of_run(run: Run, limits: AlarmLimits, now: float) -> Found:
     """What is wrong with how it goes, while it does; for a while, that its end was none."""
-    if run["state"] == "running":
+    if run.state == "running":
         yield from _of_numbers(run)
-        yield from _of_signals(run.get("signals") or {}, limits)
+        yield from _of_signals(run.signals, limits)
         yield from _of_pace(run, limits, now)
-    elif run["state"] == "ended":
+    elif run.state == "ended":
         yield from _of_end(run, now)
 
 
-def _of_pace(run: Json, limits: AlarmLimits, now: float) -> Found:
-    signals = run.get("signals") or {}
-    step, begun = _number(signals.get("at")), _number(signals.get("begun")) or _number(run.get("started_at"))
+def _of_pace(run: Run, limits: AlarmLimits, now: float) -> Found:
+    signals = run.signals
+    step, begun = _number(signals.at), _number(signals.begun) or _number(run.started_at)
     since = max(step or 0.0, begun or 0.0)
     if limits.stall is None or not since:
         return
     is_first = (step or 0.0) < (begun or 0.0)
-    took = _number((run.get("rates") or {}).get("step_seconds")) or 0.0
+    took = _number(run.rates.step_seconds) or 0.0
     quiet = now - since
     if quiet > max(limits.stall * (FIRST if is_first else 1.0), SLOW * took):
         yield "bad", "stall", f"no step for {_minutes(quiet)}" + (" since it began" if is_first else "")
 
 
-def _of_numbers(run: Json) -> Found:
+def _of_numbers(run: Run) -> Found:
     """What is no number is an alarm, whatever the limit."""
-    signals = run.get("signals") or {}
-    told = {str(name) for name in signals.get("not_finite") or ()}
-    values = {**signals, "reward": run.get("reward")}
+    told = set(run.signals.not_finite)
+    values = {**asdict(run.signals), "reward": run.reward}
     told |= {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
     if told:
-        yield "bad", "not-finite", f"{', '.join(sorted(told))}: NaN or infinite at step {run.get('step')}"
+        yield "bad", "not-finite", f"{', '.join(sorted(told))}: NaN or infinite at step {run.step}"
 
 
-def _of_signals(signals: Json, limits: AlarmLimits) -> Found:
-    value = {key: number for key, signal in signals.items() if (number := _number(signal)) is not None}
+def _of_signals(signals: Signals, limits: AlarmLimits) -> Found:
+    value = {key: number for key, signal in asdict(signals).items() if (number := _number(signal)) is not None}
     for key, level, kind, says in MEASURED:
         limit = getattr(limits, key)
         if key in value and limit is not None and (value[key] <= limit if key == "entropy" else value[key] >= limit):
@@ -141,43 +122,42 @@ def _of_signals(signals: Json, limits: AlarmLimits) -> Found:
     if value.get("skipped_updates", 0.0) > 0:
         count = f"{value['skipped_updates']:.0f} updates of the last step"
         yield "bad", "not-finite", f"{count} were skipped: loss or gradient was NaN or infinite"
-    if signals.get("attested") == "inconclusive":
+    if signals.attested == "inconclusive":
         yield "look", "attestation", "the attestation of the current version is inconclusive"
 
 
-def _of_end(run: Json, now: float) -> Found:
-    if run.get("reason") not in ("attestation_failed", "failed", "lost"):
+def _of_end(run: Run, now: float) -> Found:
+    if run.reason not in ("attestation_failed", "failed", "lost"):
         return
-    age = now - (_number(run.get("ended_at")) or 0.0)
-    detail = " ".join(str(run.get("detail") or "").split())
-    if run.get("reason") == "attestation_failed" and age < 24 * HOUR:
+    age = now - (_number(run.ended_at) or 0.0)
+    detail = " ".join(run.detail.split())
+    if run.reason == "attestation_failed" and age < 24 * HOUR:
         yield "bad", "attestation", f"ended: {detail or 'its attestation failed'}"
-    elif run.get("reason") in ("failed", "lost") and age < HOUR:
-        yield "bad", "ended", f"{run['reason']}" + (f": {detail}" if detail else "")
+    elif run.reason in ("failed", "lost") and age < HOUR:
+        yield "bad", "ended", f"{run.reason}" + (f": {detail}" if detail else "")
 
 
-def of_pool(pool: Json) -> Found:
-    for part in ("engine", "trainer"):
-        about = pool.get(part) or {}
-        if about.get("alive") is False:
-            detail = " ".join(str(about.get("detail") or "").split())
-            yield "bad", part, f"its {part} {about.get('name', '')} is gone" + (f": {detail}" if detail else "")
+def of_pool(pool: Pool) -> Found:
+    for part, about in (("engine", pool.engine), ("trainer", pool.trainer)):
+        if about.alive is False:
+            detail = " ".join(str(about.detail or "").split())
+            yield "bad", part, f"its {part} {about.name} is gone" + (f": {detail}" if detail else "")
 
 
-def of_device(device: Json) -> Found:
+def of_device(device: Device) -> Found:
     """Memory that others fill."""
-    total, used = _number(device.get("memory_total")), _number(device.get("memory_used"))
-    others = [one for one in device.get("processes") or () if not one["ours"]]
+    total, used = _number(device.memory_total), _number(device.memory_used)
+    others = [one for one in device.processes if not one.ours]
     if total and used is not None and used >= FULL * total and others:
-        users = ", ".join(sorted({str(one.get("user") or "unknown user") for one in others}))
-        size = sum(_number(one.get("memory")) or 0.0 for one in others)
+        users = ", ".join(sorted({str(one.user or "unknown user") for one in others}))
+        size = sum(_number(one.memory) or 0.0 for one in others)
         yield "look", "memory", f"{used / total:.0%} is used, {size / GIB:.1f} GiB by others ({users})"
 
 
-def of_daemon(status: Json, limits: AlarmLimits) -> Found:
-    for trouble in status.get("troubles") or ():
-        yield "bad", "daemon", " ".join(str(trouble).split())
-    free = _number((status.get("disk") or {}).get("free"))
+def of_daemon(status: Status, limits: AlarmLimits) -> Found:
+    for trouble in status.troubles:
+        yield "bad", "daemon", " ".join(trouble.split())
+    free = status.disk.free if status.disk else None
     if free is not None and limits.disk is not None and free < limits.disk:
         yield "bad", "disk", f"{free / GIB:.1f} GiB free where runs are: versions and checkpoints need room"
 

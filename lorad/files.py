@@ -1,5 +1,6 @@
-"""Reading files that somebody else made: never blocks on a pipe or device, never takes more than it should.
+"""Reading files that somebody else made, and writing files that others read at any moment.
 
+Reading never blocks on a pipe or device and never takes more than it should. Writing puts a file in place whole.
 Everything raises OSError, whose `strerror` says what it is instead.
 """
 
@@ -73,6 +74,41 @@ def refuse_sparse(file: BufferedReader, path: Path) -> None:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         raise _refused(path, f"sparse: nothing was written at byte {hole} of {there.st_size}", errno.EFBIG)
     os.lseek(file.fileno(), 0, os.SEEK_SET)
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600, uid: int | None = None, durable: bool = True) -> None:
+    """Put a file in place by one rename: whoever reads it finds all of it, or what was there before.
+
+    mode: of the file, whatever the umask.
+    uid: whose the file is to be; None for this process's user.
+    durable: file and name are on disk when it returns.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if uid is not None:
+                os.fchown(file.fileno(), uid, -1)
+            if durable:
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        _fsync_directory(path.parent)
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _refused(path: Path, what: str, number: int = errno.EINVAL) -> OSError:

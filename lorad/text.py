@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-Json = dict[str, Any]
-
 
 def printable(text: str) -> str:
     """Text without control characters: no terminal escapes from models, logs or users."""
@@ -57,18 +55,3 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def why(run: Json) -> str:
-    """Why a run waits, or what went wrong, in one line."""
-    bad = run.get("reason") not in (None, "completed", "stopped")
-    words = " ".join(str(run.get("waiting") or (run.get("detail") if bad else "") or "").split())
-    return "; ".join(filter(None, (words, failures(run))))
-
-
-def failures(run: Json) -> str:
-    """How many rewards of a run failed and how many of its updates were skipped, in words; "" for none."""
-    signals = run.get("signals") or {}
-    counts = {"rewards failed": "failed_rewards_total", "updates skipped": "skipped_updates_total"}
-    found = {words: signals.get(key) or 0 for words, key in counts.items()}
-    return ", ".join(f"{count:,.0f} {words}" for words, count in found.items() if count)

@@ -16,19 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import kill_leftovers
+from tests.kit.leftovers import kill_leftovers
 
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 
 LONGEST = (
-    *("switches", "migrations", "preempt", "health", "aliases", "repair", "system_mode", "serve", "sweep"),
-    *("tui_snapshots", "tui_tmux", "tui_serving", "tui_new_run", "tui_samples", "tui"),
+    *("end_to_end/test_switches", "store/test_migrations", "queue/test_preempt"),
+    *("runs/test_health", "runs/test_sweep", "serving/test_aliases", "serving/test_serve", "record/test_repair"),
+    *("daemon/test_system_mode", "tui/test_snapshots", "tui/test_tmux", "tui/test_serving", "tui/test_new_run"),
+    *("tui/test_samples", "tui/test_tui"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest begin first: of several at a time, none is left over at the end."""
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
+    items.sort(key=lambda item: f"{item.path.parent.name}/{item.path.stem}" not in LONGEST)
 
 
 @pytest.fixture(autouse=True)

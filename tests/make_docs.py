@@ -16,10 +16,10 @@ from msgspec import Struct
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from lorad.box.config import Config
 from lorad.cli.app import app
-from lorad.config import Config
-from lorad.specs import Spec
-from lorad.tui.entries import in_words, meanings
+from lorad.spec.model import Spec
+from lorad.tui.spec_fields import in_words, meanings
 from lorad.tui.spec_lines import value_text
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -6,10 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from lorad.alarms import Alarm, AlarmLimits, alarms
-from lorad.config import load
+from lorad.alarms import Alarm, alarms
+from lorad.box.config import AlarmLimits, load
+from lorad.client.box_shapes import Device, DeviceProcess, Disk, Engine, Pool, Status, Trainer
+from lorad.client.shapes import Run
 from lorad.errors import SpecError
 
 Json = dict[str, Any]
@@ -18,13 +22,13 @@ LIMITS = AlarmLimits()
 CALM = {"at": NOW - 5, "begun": NOW - 5000, "kl": 0.01, "entropy": 1.2, "truncated": 0.1, "zero_variance": 0.2}
 
 
-def run(state: str = "running", *, seconds: float = 1.0, **more: Any) -> Json:
+def run(state: str = "running", *, seconds: float = 1.0, **more: Any) -> Run:
     signals = more.pop("signals", CALM)
     about = {"name": "a", "state": state, "step": 7, "reward": 0.5, "started_at": NOW - 900, "detail": ""}
-    return about | {"signals": signals, "rates": {"step_seconds": seconds}} | more
+    return msgspec.convert(about | {"signals": signals, "rates": {"step_seconds": seconds}} | more, Run)
 
 
-def of(run: Json, limits: AlarmLimits = LIMITS) -> list[str]:
+def of(run: Run, limits: AlarmLimits = LIMITS) -> list[str]:
     return [alarm.kind for alarm in alarms([run], limits, NOW)]
 
 
@@ -93,29 +97,30 @@ def test_an_end_that_was_none_is_told_for_a_while(reason: str, ago: float, kind:
 
 @pytest.mark.parametrize("part", ["engine", "trainer"])
 def test_a_pool_without_engine_or_trainer_is_told(part: str) -> None:
-    pool = {"pool": "tiny-1", "engine": {"name": "vllm", "alive": True}, "trainer": {"name": "fsdp"}}
+    pool = Pool("tiny-1", engine=Engine("vllm", alive=True), trainer=Trainer("fsdp"))
     assert alarms((), LIMITS, NOW, pools=[pool]) == []
-    lost = pool | {part: {"name": "x", "alive": False, "detail": "exit 1"}}
+    gone = {"name": "x", "alive": False, "detail": "exit 1"}
+    lost = msgspec.convert(msgspec.to_builtins(pool) | {part: gone}, Pool)
     assert alarms((), LIMITS, NOW, pools=[lost]) == [
         Alarm("bad", part, "pool", "tiny-1", f"its {part} x is gone: exit 1")
     ]
 
 
 def test_memory_that_others_fill_is_told() -> None:
-    ours = {"pid": 1, "user": "ann", "name": "lorad", "memory": 90 << 30, "ours": True}
-    device = {"device": "gpu:0", "memory_total": 100 << 30, "memory_used": 96 << 30, "processes": [ours]}
-    theirs = {"pid": 2, "user": "bob", "name": "x", "memory": 6 << 30, "ours": False}
-    (alarm,) = alarms((), LIMITS, NOW, devices=[device, device | {"processes": [ours, theirs]}])
+    ours = DeviceProcess(1, "ann", "lorad", 90 << 30, ours=True)
+    device = Device("gpu:0", memory_total=100 << 30, memory_used=96 << 30, processes=[ours])
+    theirs = DeviceProcess(2, "bob", "x", 6 << 30)
+    (alarm,) = alarms((), LIMITS, NOW, devices=[device, replace(device, processes=[ours, theirs])])
     assert (alarm.kind, alarm.subject) == ("memory", "gpu:0") and "6.0 GiB by others (bob)" in alarm.says
 
 
 def test_little_room_and_troubles_of_the_daemon_are_told() -> None:
-    status = {"troubles": ["reap a: OSError"], "disk": {"free": 1 << 30, "total": 1 << 40}}
+    status = Status(1, troubles=["reap a: OSError"], disk=Disk(1 << 30, 1 << 40))
     assert [(alarm.kind, alarm.on) for alarm in alarms((), LIMITS, NOW, status=status)] == [
         ("daemon", "daemon"),
         ("disk", "daemon"),
     ]
-    assert alarms((), LIMITS, NOW, status={"troubles": [], "disk": None}) == []
+    assert alarms((), LIMITS, NOW, status=Status(1)) == []
 
 
 def test_the_worst_comes_first() -> None:

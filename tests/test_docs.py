@@ -13,11 +13,11 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from lorad.box.config import load
 from lorad.cli.app import app
-from lorad.config import load
-from lorad.spec_text import load_spec
+from lorad.spec.text import load_spec
+from tests.kit.world import REPOSITORY
 from tests.make_docs import DOCS, whole
-from tests.world import REPOSITORY
 
 PAGES = {
     str(path.relative_to(REPOSITORY)): path.read_text() for path in [REPOSITORY / "README.md", *DOCS.rglob("*.md")]

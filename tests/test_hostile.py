@@ -17,20 +17,20 @@ from lorad.adapters import tensors
 from lorad.adapters.peft import CONFIG, WEIGHTS, read_peft
 from lorad.adapters.tensors import read_tensors
 from lorad.bounds import METRIC_NAME, METRICS, RECORD_BYTES, YAML_NODES
-from lorad.config import load as load_config
-from lorad.daemon.handlers.logs import read as read_log
+from lorad.box.config import load as load_config
+from lorad.daemon.api.verbs.logs import read as read_log
 from lorad.errors import AdapterRefused, IntegrityError, LoradError, SpecError
 from lorad.models.directory import INDEX, read_config, weight_files
 from lorad.models.facts import read_facts
 from lorad.protocol.journal import JournalWriter, StepFact, read
-from lorad.spec_text import load_spec
+from lorad.spec.text import load_spec
 from lorad.store import events
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
-from tests.daemon_world import serving
-from tests.fake_wire import write_adapter
-from tests.journals import new_run
-from tests.test_daemon import raw
+from tests.daemon.test_daemon import raw
+from tests.kit.daemon_world import serving
+from tests.kit.fakes.fake_wire import write_adapter
+from tests.kit.journals import new_run
 
 DEEP = 100_000
 LAUGHS = f"a: &a [{'x,' * 50}]\n" + "".join(
@@ -283,14 +283,14 @@ def test_a_journal_that_is_a_pipe_blocks_nobody(store: Store, tmp_path: Path) ->
 
 def test_a_log_without_line_ends_is_cut_when_it_is_shown(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x" * 500_000 + "\nend\n")
-    text = read_log(tmp_path / "log", 0, 1 << 20)["text"]
+    text = read_log(tmp_path / "log", 0, 1 << 20).text
     assert len(text) < 20_000
     assert text.endswith("more)\nend\n")
 
 
 def test_a_log_that_leads_elsewhere_is_empty(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to("/etc/passwd")
-    assert read_log(tmp_path / "log", 0, 1 << 20)["text"] == ""
+    assert read_log(tmp_path / "log", 0, 1 << 20).text == ""
 
 
 def test_the_step_fact_has_what_this_file_writes() -> None:

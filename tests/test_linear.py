@@ -11,12 +11,12 @@ import pytest
 
 from lorad.bounds import OVERRIDE_CHARACTERS, SPEC_BYTES
 from lorad.children.cause import cause
-from lorad.daemon.diagnose import in_words_of
-from lorad.daemon.grid import axes_of, split
-from lorad.daemon.handlers.logs import shown
+from lorad.daemon.api.verbs.logs import shown
+from lorad.daemon.process.causes import in_words_of
+from lorad.daemon.runs.grid import axes_of, split
 from lorad.errors import LoradError, SpecError
-from lorad.spec_secrets import refuse_secret_text
-from lorad.spec_text import load_spec
+from lorad.spec.secrets import refuse_secret_text
+from lorad.spec.text import load_spec
 from lorad.text import one_line
 
 READERS: dict[str, Callable[[str], Any]] = {

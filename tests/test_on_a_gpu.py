@@ -21,8 +21,8 @@ from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.engine_suite import EngineSuite
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_suite import TrainerSuite
-from tests.random_adapters import Shapes
-from tests.test_decode_batch import call, finish, same, version
+from tests.engines.test_decode_batch import call, finish, same, version
+from tests.kit.fakes.random_adapters import Shapes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

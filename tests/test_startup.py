@@ -11,7 +11,7 @@ import pytest
 
 from lorad.startup import quick_imports
 
-STARTS = ("lorad.cli.app", "lorad.driver.__main__", "lorad.driver.preflight", "lorad.gateway.__main__")
+STARTS = ("lorad.cli.app", "lorad.driver.__main__", "lorad.preflight", "lorad.gateway.__main__")
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lorad.client import Client
-from lorad.tui import losses
+from msgspec import Struct
 
-Json = dict[str, Any]
+from lorad.client.client import Client
+from lorad.client.shapes import Run, Swapped
+from lorad.tui import consequences
+
 Values = Mapping[str, str]  # what was typed, by field; "" where nothing was
 
 
@@ -41,9 +43,9 @@ class Action:
     verb: str
     on: str
     says: str
-    request: Callable[[Client, str, Values], Json]
+    request: Callable[[Client, str, Values], Struct]
     line: Callable[[str, Values], str]
-    told: Callable[[str, Json], str]
+    told: Callable[[str, Any], str]
     fields: tuple[Field, ...] = ()
     lost: Callable[[Client, str, Values], str] | None = None
     many: bool = False
@@ -91,7 +93,7 @@ def settings(value: str) -> str:
     except ValueError:
         return "has a quote that is not closed"
     wrong = [word for word in words if "=" not in word]
-    from lorad.tui.form import wrong_settings  # which reads YAML: not needed to show a screen
+    from lorad.tui.draft import wrong_settings  # which reads YAML: not needed to show a screen
 
     return f"{wrong[0]} is not key=value" if wrong else wrong_settings(words)
 
@@ -105,8 +107,8 @@ def number(value: str | None) -> int | None:
     return int(value) if value and value.strip() else None
 
 
-def is_now(target: str, row: Json) -> str:
-    return f"{target} is {row.get('state', 'done')}."
+def is_now(target: str, row: Run) -> str:
+    return f"{target} is {row.state}."
 
 
 OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
@@ -125,31 +127,31 @@ VERSION = (Field("version", "version", says="run@12, or another alias", check=ne
 DIRECTORY = (Field("directory", "directory", says="a new one, for PEFT files", check=needed),)
 
 
-def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Json], **more: Any) -> Action:
+def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struct], **more: Any) -> Action:
     """Nothing is typed for it."""
     more.setdefault("line", lambda target, values: command(verb, target))
     more.setdefault("told", is_now)
     return Action(verb, on, says, lambda client, target, values: request(client, target), **more)
 
 
-def _resume(client: Client, run: str, values: Values) -> Json:
+def _resume(client: Client, run: str, values: Values) -> Struct:
     start, steps = number(values.get("from")), number(values.get("steps"))
     return client.resume(run, step=start, steps=steps, overrides=overrides(values.get("overrides", "")))
 
 
-def _fork(client: Client, version: str, values: Values) -> Json:
+def _fork(client: Client, version: str, values: Values) -> Struct:
     wanted = overrides(values.get("overrides", ""))
     steps, name = number(values.get("steps")), values.get("name", "").strip() or None
     return client.fork(version, overrides=wanted, name=name, steps=steps, fresh=False)
 
 
-def _export(client: Client, version: str, values: Values) -> Json:
+def _export(client: Client, version: str, values: Values) -> Struct:
     return client.export(version, str(Path(values["directory"].strip()).expanduser().absolute()))
 
 
-def serves(_target: str, row: Json) -> str:
-    before = f", before {row['previous']}" if row.get("previous") else ""
-    return f"{row['alias']} serves {row['run']}@{row['version']}{before} ({row['attestation']['verdict']})."
+def serves(_target: str, row: Swapped) -> str:
+    before = f", before {row.previous}" if row.previous else ""
+    return f"{row.alias} serves {row.run}@{row.version}{before} ({row.attestation.verdict})."
 
 
 LIVE = frozenset(["queued", "starting", "running", "stopping"])
@@ -171,7 +173,7 @@ RUNS = (
         lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
         is_now,
         fields=RESUME,
-        lost=losses.of_resume,
+        lost=consequences.of_resume,
         many=True,
         over_when=LIVE,
     ),
@@ -180,7 +182,7 @@ RUNS = (
         "run",
         "Finish the step, write a checkpoint and end",
         lambda client, run: client.stop(run),
-        lost=losses.of_stop,
+        lost=consequences.of_stop,
         over_when=ENDED,
     ),
     _plain(
@@ -188,7 +190,7 @@ RUNS = (
         "run",
         "End it at once",
         lambda client, run: client.kill(run),
-        lost=losses.of_kill,
+        lost=consequences.of_kill,
         over_when=ENDED,
     ),
     _plain(
@@ -197,7 +199,7 @@ RUNS = (
         "Delete it with its versions, checkpoints, samples and logs",
         lambda client, run: client.remove(run),
         told=lambda run, row: f"{run} is deleted.",
-        lost=losses.of_rm,
+        lost=consequences.of_rm,
     ),
 )
 VERSIONS = (
@@ -231,7 +233,7 @@ VERSIONS = (
         "Start a new run from it",
         _fork,
         lambda version, values: command("fork", version, "--detach", fields=FORK, values=values),
-        lambda version, row: f"{row['name']} is {row['state']}.",
+        lambda version, row: f"{row.name} is {row.state}.",
         fields=FORK,
         of_others=True,
     ),
@@ -241,7 +243,7 @@ VERSIONS = (
         "Copy it, verified, as a PEFT directory",
         _export,
         lambda version, values: command("export", version, values.get("directory", "").strip() or "DIR"),
-        lambda version, row: f"{version} is in {row['path']}.",
+        lambda version, row: f"{version} is in {row.path}.",
         fields=DIRECTORY,
         of_others=True,
     ),
@@ -263,7 +265,7 @@ ALIASES = (
         lambda client, alias: client.swap(alias, rollback=True),
         line=lambda alias, values: command("swap", alias, "--rollback"),
         told=serves,
-        lost=losses.of_rollback,
+        lost=consequences.of_rollback,
     ),
     _plain(
         "unalias",
@@ -272,7 +274,7 @@ ALIASES = (
         lambda client, alias: client.remove_alias(alias),
         line=lambda alias, values: command("aliases", "--remove", alias),
         told=lambda alias, row: f"{alias} is removed.",
-        lost=losses.of_unalias,
+        lost=consequences.of_unalias,
     ),
 )
 POOLS = (
@@ -282,7 +284,7 @@ POOLS = (
         "End it, and free its devices",
         lambda client, pool: client.stop_pool(pool),
         line=lambda pool, values: command("pools", "stop", pool),
-        lost=losses.of_end,
+        lost=consequences.of_end,
     ),
 )
 ACTIONS = {action.verb: action for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}

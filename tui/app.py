@@ -12,17 +12,22 @@ from textual.markup import escape
 from textual.reactive import reactive
 from textual.screen import Screen
 
-from lorad.client import Client
-from lorad.config import Config
+from lorad.box.config import Config
+from lorad.client.client import Client
 from lorad.errors import SpecError
 from lorad.text import one_line
 from lorad.tui import keys, themes
 from lorad.tui.actions import ACTIONS
+from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
-from lorad.tui.screens.dashboard import Dashboard
 
-LATER = ("run", "help", "new_run", "serving")  # screens that nobody sees first: read when the dashboard stands
+LATER = (
+    "run.screen",
+    "screens.help",
+    "new_run.screen",
+    "serving.screen",
+)  # screens that nobody sees first: read when the dashboard stands
 STANDS = 1.0  # seconds after the beginning
 
 
@@ -77,19 +82,19 @@ class LoradApp(App[None]):
 
     # -- ways to screens ---------------------------------------------------------------------------------------------
     def open_run(self, run: str) -> None:
-        from lorad.tui.screens.run import RunScreen
+        from lorad.tui.run.screen import RunScreen
 
         self.push_screen(RunScreen(run))
 
     def open_serving(self) -> None:
-        from lorad.tui.screens.serving import Serving
+        from lorad.tui.serving.screen import Serving
 
         if not isinstance(self.screen, Serving):
             self.push_screen(Serving())
 
     def open_form(self, like: str | None = None) -> None:
         """like: a run whose spec it begins with."""
-        from lorad.tui.screens.new_run import NewRun
+        from lorad.tui.new_run.screen import NewRun
 
         if not isinstance(self.screen, NewRun):
             self.push_screen(NewRun(like))
@@ -126,7 +131,7 @@ class LoradApp(App[None]):
 def settle() -> None:
     """Read the other screens; what there is from then on stays, and is no garbage to look for."""
     for name in LATER:
-        importlib.import_module(f"lorad.tui.screens.{name}")
+        importlib.import_module(f"lorad.tui.{name}")
     gc.freeze()
     gc.enable()
 

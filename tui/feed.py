@@ -9,7 +9,6 @@ are daemonic: leaving never waits for a socket.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import threading
 import time
 from collections import deque
@@ -19,17 +18,16 @@ from typing import Any, Protocol
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from lorad.client import Client
+from lorad.client.box_shapes import Status
+from lorad.client.client import Client
+from lorad.client.shapes import Event
 from lorad.errors import DaemonUnreachable, LoradError
 
-Json = dict[str, Any]
 PERIOD = 0.5  # seconds between two readings
 TICK = 2.0  # seconds between two looks at what no event tells
 EVENTS = 200  # of one reading that are kept
 SILENCE = 15.0  # seconds without even an `idle` event: the daemon hangs
 SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the daemon
-ODD = (KeyError, TypeError, AttributeError, IndexError)  # an answer that has other keys than it should
-BROKEN = (OSError, ValueError, http.client.HTTPException)  # a connection that ended in the middle of an answer
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Changes:
     everything: bool = False
     tick: bool = False
     kinds: dict[str, set[str]] = field(default_factory=dict)
-    events: deque[Json] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
     def __bool__(self) -> bool:
         return self.everything or self.tick or bool(self.kinds)
@@ -49,11 +47,11 @@ class Changes:
         """Whether something (of that kind) happened to a run."""
         return self.everything or (run in self.kinds if kind is None else kind in self.kinds.get(run, ()))
 
-    def take(self, event: Json) -> None:
-        if event["run"] is None:
+    def take(self, event: Event) -> None:
+        if event.run is None:
             self.everything = True
         else:
-            self.kinds.setdefault(event["run"], set()).add(event["kind"])
+            self.kinds.setdefault(event.run, set()).add(event.kind)
         self.events.append(event)
 
 
@@ -131,7 +129,7 @@ class Feed:
             self._frozen = frozen
             self._news.notify_all()
 
-    def _tell(self, event: Json | None, *, urgent: bool = False) -> None:
+    def _tell(self, event: Event | None, *, urgent: bool = False) -> None:
         """Of an event, or (None) that everything may have changed."""
         with self._news:
             if event is None:
@@ -151,10 +149,9 @@ class Feed:
                 self._tell(None)
                 delay, since = 0.25, ""
                 cursor = self._events(cursor)
-            except (LoradError, *BROKEN) as error:
+            except LoradError as error:
                 since = since or time.strftime("%H:%M:%S")
-                told = error.message if isinstance(error, LoradError) else f"no daemon answers: {error}"
-                lost = f"No daemon since {since}, asking again; old figures. {told}"
+                lost = f"No daemon since {since}, asking again; old figures. {error.message}"
                 post(self._app, Line(lost, self._user))
                 delay = min(max(delay, 0.25) * 2, SLOWEST)
 
@@ -166,9 +163,9 @@ class Feed:
                 break
             if first:
                 self._tell(None)
-            elif event["kind"] != "idle":
+            elif event.kind != "idle":
                 self._tell(event)
-            cursor, first = int(event["id"]), False
+            cursor, first = event.id, False
         return cursor
 
     # -- the reader ----------------------------------------------------------------------------------------------------
@@ -201,26 +198,17 @@ class Feed:
         try:
             data = view.read(self._client, changes)
             news: Message | None = Fresh(data) if data is not None else None
-        except (DaemonUnreachable, *BROKEN):  # the stream notices too
+        except DaemonUnreachable:  # the stream notices too
             self._missed, news = True, None
         except LoradError as error:
             self._missed, news = True, Failed(error)
-        except ODD as error:
-            self._missed, news = True, Failed(not_understood(error))
         if news is not None:
             post(view, news)
 
 
-def restricted(status: Json) -> str | None:
+def restricted(status: Status) -> str | None:
     """Who may act on what is theirs alone; None: on everything, also where an older daemon does not say."""
-    caller = status.get("caller") or {"admin": True}
-    return None if caller["admin"] else str(caller["user"])
-
-
-def not_understood(error: Exception) -> LoradError:
-    """In words, of an error in ODD."""
-    hint = "The daemon may be of another version: see `lorad daemon status`."
-    return LoradError(f"an answer is not understood: {error!r}", hint=hint)
+    return None if status.caller.admin else status.caller.user
 
 
 def post(to: View | MessagePump, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""A spec as lines of YAML, each with its key: in the order of `lorad.specs`, and beside another spec.
+"""A spec as lines of YAML, each with its key: in the order of `lorad.spec.model`, and beside another spec.
 
 A *flat* spec is {dotted key: value}, with what has no keys of its own in the spec (lists, `engine_args`) as one value.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from lorad.errors import SpecError
-from lorad.specs import Spec
-from lorad.yaml_text import compose, plain
+from lorad.spec.model import Spec
+from lorad.spec.yaml import compose, plain
 
 Flat = dict[str, Any]
 SAME, ADDED, GONE, OTHER = " ", "+", "-", "~"

@@ -10,7 +10,7 @@ from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, print_json, print_table
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 VERSIONS = (
@@ -34,16 +34,16 @@ def adapters(
         return
     rows = [
         (
-            f"{v['run']}@{v['version']}",
-            v["step"],
-            v["sha256"][:12],
-            v["rank"],
-            f"{v['alpha']:g}",
-            ", ".join(["pinned"] * v["pinned"] + v["aliases"]),
-            "yes" if v["loaded"] else "",
-            v["attested"],
-            age(v["created_at"]),
-            v["path"] or "(files pruned)",
+            f"{v.run}@{v.version}",
+            v.step,
+            v.sha256[:12],
+            v.rank,
+            f"{v.alpha:g}",
+            ", ".join(["pinned"] * v.pinned + v.aliases),
+            "yes" if v.loaded else "",
+            v.attested,
+            age(v.created_at),
+            v.path or "(files pruned)",
         )
         for v in versions
     ]

@@ -10,9 +10,9 @@ from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, note, print_json, print_table
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Move, ServedAlias
 from lorad.errors import SpecError
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 ALIASES = ("alias", "version", Column("sha256", 3), Column("attested", 1), Column("by", 4), Column("age", 2))
@@ -42,37 +42,37 @@ def aliases(
         answer = client.remove_alias(alias)
         print_json(answer) if as_json else note(f"Alias {alias} is no more.")
         return
-    found = client.aliases() if alias is None or traffic else client.alias_moves(alias)
-    if traffic and alias is not None:
-        found = [a for a in found if a["alias"] == alias]
+    if alias is not None and not traffic:
+        show_moves(client.alias_moves(alias), as_json=as_json)
+        return
+    found = [a for a in client.aliases() if alias in (None, a.alias)]
     if as_json:
         print_json(found)
     elif traffic:
         print_table(TRAFFIC, [traffic_row(a) for a in found], empty="No such aliases. `lorad aliases` lists all.")
-    elif alias is None:
-        rows = [
-            (a["alias"], f"{a['run']}@{a['version']}", a["sha256"][:12], a["attested"], a["by"], age(a["updated_at"]))
-            for a in found
-        ]
-        print_table(ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
-        for a in (a for a in found if a.get("previous")):
-            note(f"{a['previous']} is kept: `lorad swap {a['alias']} --rollback` goes back to it.")
     else:
-        moves = [
-            ("(removed)" if m["version"] is None else f"{m['run']}@{m['version']}", m["by"], age(m["at"]))
-            for m in found
-        ]
-        print_table(("version", "by", "age"), moves, empty="No moves.")
+        rows = [(a.alias, f"{a.run}@{a.version}", a.sha256[:12], a.attested, a.by, age(a.updated_at)) for a in found]
+        print_table(ALIASES, rows, empty="No aliases. `lorad swap ALIAS RUN@N` makes one.")
+        for a in (a for a in found if a.previous):
+            note(f"{a.previous} is kept: `lorad swap {a.alias} --rollback` goes back to it.")
 
 
-def traffic_row(alias: Json) -> tuple[str, ...]:
+def show_moves(moves: list[Move], *, as_json: bool) -> None:
+    if as_json:
+        print_json(moves)
+        return
+    rows = [("(removed)" if m.version is None else f"{m.run}@{m.version}", m.by, age(m.at)) for m in moves]
+    print_table(("version", "by", "age"), rows, empty="No moves.")
+
+
+def traffic_row(alias: ServedAlias) -> tuple[str, ...]:
     """Blank where no gateway is up, and times where nothing was answered of late."""
-    names, told = (alias["alias"], f"{alias['run']}@{alias['version']}"), alias["traffic"]
+    names, told = (alias.alias, f"{alias.run}@{alias.version}"), alias.traffic
     if told is None:
         return (*names, *[""] * (len(TRAFFIC) - len(names)))
-    counts = (str(told[key]) for key in ("requests", "failed", "in_flight"))
-    rates = (f"{told['requests_per_second']:.2f}", f"{told['tokens_per_second']:.0f}")
-    times = (milliseconds(told[key]) for key in ("ttft_p50", "p50", "p95"))
+    counts = (str(told.requests), str(told.failed), str(told.in_flight))
+    rates = (f"{told.requests_per_second:.2f}", f"{told.tokens_per_second:.0f}")
+    times = map(milliseconds, (told.ttft_p50, told.p50, told.p95))
     return (*names, *counts, *rates, *times)
 
 

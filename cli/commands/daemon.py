@@ -11,18 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
+from lorad.box.paths import Home
+from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.launch import connected
 from lorad.cli.launch import start as launch
-from lorad.cli.logout_checks import has_linger, own_name
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, note, print_json, report
 from lorad.cli.settings import config_of
 from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
-from lorad.client import Client
+from lorad.client.box_shapes import StayingPool
+from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
-from lorad.paths import Home
 from lorad.protocol.listener import answers
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 
@@ -52,23 +52,23 @@ def stop(
     answer = client.shutdown(gateway=gateway, pools=pools)
     _await_end(client)
     if as_json:
-        print_json({"stopped": answer["pid"], **{key: answer[key] for key in ("ended", "staying") if key in answer}})
+        print_json({"stopped": answer.pid, "ended": answer.ended, "staying": answer.staying})
         return
-    note(f"The daemon (pid {answer['pid']}) is stopped; runs continue.")
-    for pool in answer.get("ended", ()):
-        note(f"Pool {pool} ended.")
-    for pool in answer.get("staying", ()):
+    note(f"The daemon (pid {answer.pid}) is stopped; runs continue.")
+    for name in answer.ended:
+        note(f"Pool {name} ended.")
+    for pool in answer.staying:
         note(stays(pool))
 
 
-def stays(pool: Json) -> str:
+def stays(pool: StayingPool) -> str:
     """Why a pool is still up, and for how long."""
-    if pool["runs"]:
-        return f"Pool {pool['pool']} stays up while {', '.join(pool['runs'])} works, then {duration(pool['seconds'])}."
-    if pool["serves"]:
-        served = ", ".join(pool["serves"])
-        return f"Pool {pool['pool']} stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it."
-    return f"Pool {pool['pool']} is idle and ends in {duration(pool['seconds'])}; `lorad daemon stop --pools` ends it."
+    if pool.runs:
+        return f"Pool {pool.pool} stays up while {', '.join(pool.runs)} works, then {duration(pool.seconds)}."
+    if pool.serves:
+        served = ", ".join(pool.serves)
+        return f"Pool {pool.pool} stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it."
+    return f"Pool {pool.pool} is idle and ends in {duration(pool.seconds)}; `lorad daemon stop --pools` ends it."
 
 
 @app.command()
@@ -81,7 +81,7 @@ def restart(as_json: AsJson = False) -> None:
     config_of(client.home)  # what would keep the next one from starting is said while this one works
     shared = False
     with contextlib.suppress(DaemonUnreachable):
-        shared = client.status().get("shared", False)
+        shared = client.status().shared
         client.shutdown()
         _await_end(client)
     launch(client, system=shared)
@@ -169,17 +169,17 @@ def show(client: Client, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    runs = ", ".join(f"{count} {state}" for state, count in data["runs"].items() if count) or "no runs"
-    report(f"The daemon (pid {data['pid']}, version {data['version']}) runs for {age(data['started_at'])}: {runs}.")
-    report(f"Home: {data['home']}")
-    for trouble in data["troubles"]:
+    runs = ", ".join(f"{count} {state}" for state, count in data.runs.items() if count) or "no runs"
+    report(f"The daemon (pid {data.pid}, version {data.version}) runs for {age(data.started_at)}: {runs}.")
+    report(f"Home: {data.home}")
+    for trouble in data.troubles:
         report(f"It cannot go on with something, and tries again: {trouble}")
-    if data["gateway"]:
-        report(f"The gateway speaks OpenAI's API on {data['gateway']}.")
-    if data.get("url"):
-        report(f"With a token it speaks it on {data['url']} as well.")
-    if data.get("url_trouble"):
-        report(f"error: {data['url_trouble']}")
+    if data.gateway:
+        report(f"The gateway speaks OpenAI's API on {data.gateway}.")
+    if data.url:
+        report(f"With a token it speaks it on {data.url} as well.")
+    if data.url_trouble:
+        report(f"error: {data.url_trouble}")
 
 
 def _await_end(client: Client) -> None:

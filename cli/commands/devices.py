@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import age, duration, print_json, print_table, size
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.box_shapes import Device, Lease
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 DEVICES = (
@@ -28,34 +27,34 @@ def devices(as_json: AsJson = False) -> None:
     print_table(DEVICES, [device_row(row) for row in rows], empty="No devices.")
 
 
-def device_row(row: dict[str, Any]) -> tuple[str, ...]:
-    lease = row.get("lease") or {}
-    load = row.get("utilization")
+def device_row(row: Device) -> tuple[str, ...]:
+    lease = row.lease
+    load = row.utilization
     return (
-        row["device"],
-        row["name"],
-        size(row["memory_used"]),
-        size(row["memory_total"]),
+        row.device,
+        row.name,
+        size(row.memory_used),
+        size(row.memory_total),
         "" if load is None else f"{load:.0%}",
-        lease.get("pool") or row["pool"] or "",
-        lease.get("user", ""),
-        age(lease.get("since")),
+        (lease.pool if lease else None) or row.pool or "",
+        lease.user if lease else "",
+        age(lease.since if lease else None),
         "; ".join(part for part in (held(lease), *strangers(row)) if part),
     )
 
 
-def held(lease: dict[str, Any]) -> str:
+def held(lease: Lease | None) -> str:
     if not lease:
         return ""
-    after = lease["free_after"]
-    return str(lease["why"]) + (f", free after {duration(after)} idle" if after is not None else "")
+    after = lease.free_after
+    return lease.why + (f", free after {duration(after)} idle" if after is not None else "")
 
 
-def strangers(row: dict[str, Any]) -> list[str]:
+def strangers(row: Device) -> list[str]:
     """Processes that are no part of a pool of this daemon."""
-    others = [process for process in row.get("processes", []) if not process["ours"]]
+    others = [process for process in row.processes if not process.ours]
     return [
-        f"{one['name'] or 'unseen'} (pid {one['pid']}, {one['user'] or 'unknown user'}"
-        + (f", {size(one['memory'])})" if one["memory"] is not None else ")")
+        f"{one.name or 'unseen'} (pid {one.pid}, {one.user or 'unknown user'}"
+        + (f", {size(one.memory)})" if one.memory is not None else ")")
         for one in others
     ]

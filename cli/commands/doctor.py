@@ -14,18 +14,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lorad.cli.database_checks import database_checks, repair
-from lorad.cli.engine_checks import engine_checks, trainer_checks
-from lorad.cli.logout_checks import logout_check, own_name
+from lorad.box.config import load
+from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
+from lorad.box.tokens import tokens_trouble
+from lorad.cli.doctor.database import database_checks, repair
+from lorad.cli.doctor.engines import engine_checks, trainer_checks
+from lorad.cli.doctor.logout import logout_check, own_name
+from lorad.cli.doctor.orphans import ended_orphans, orphan_checks, orphan_in_words
+from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
-from lorad.cli.orphan_checks import ended_orphans, orphan_checks, orphan_in_words
 from lorad.cli.output import print_json, printable, report, size
-from lorad.cli.runtime_checks import runtime_checks
-from lorad.client import Client
-from lorad.config import load
+from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed
-from lorad.paths import SOCKET_PATH_LIMIT, Home, default_home
-from lorad.tokens import tokens_trouble
 
 app = typer.Typer(add_completion=False)
 
@@ -172,9 +172,9 @@ def daemon(home: Home) -> Iterator[Check]:
     except LoradError:
         yield check("daemon", True, "not running; `lorad run` starts it")
         return
-    schema = status["database"]["schema"]
-    yield check("daemon", True, f"pid {status['pid']}, version {status['version']}, schema {schema}")
-    for trouble in status["troubles"]:
+    schema = status.database.schema
+    yield check("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
+    for trouble in status.troubles:
         yield check("trouble", False, trouble, "The daemon tries again every few seconds; everything else continues.")
 
 
@@ -182,8 +182,8 @@ def logout(home: Home) -> Iterator[Check]:
     """Of what works now; without a daemon, of what would be started from here."""
     pids = {"lorad": os.getpid()}
     try:
-        pids = {"the daemon": Client(home).status()["pid"]}
-        pids |= {f"pool {pool['pool']}": pool["pid"] for pool in Client(home).pools() if pool.get("pid")}
+        pids = {"the daemon": Client(home).status().pid}
+        pids |= {f"pool {pool.pool}": pool.pid for pool in Client(home).pools() if pool.pid}
     except LoradError:
         pass
     yield check("logout", **logout_check(own_name(), pids, uid=os.getuid()))

@@ -10,7 +10,7 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -23,4 +23,4 @@ def export(
 ) -> None:
     """Copy a version, verified, into a directory that PEFT, SGLang and vLLM load."""
     answer = Client().export(version, str(directory.expanduser().absolute()))
-    print_json(answer) if as_json else note(f"{answer['version']} is in {answer['path']} (sha256 {answer['sha256']}).")
+    print_json(answer) if as_json else note(f"{answer.version} is in {answer.path} (sha256 {answer.sha256}).")

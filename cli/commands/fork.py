@@ -52,9 +52,9 @@ def fork(
     refuse_both(detach, wait)
     client = connected()
     forked = client.fork(version, overrides=from_here(overrides or []), name=name, steps=steps, fresh=fresh)
-    for warning in forked["warnings"]:
+    for warning in forked.warnings:
         note(f"warning: {warning}")
     if detach or (as_json and not wait):
-        print_json(forked) if as_json else note(f"{forked['name']} is {forked['state']}.")
+        print_json(forked) if as_json else note(f"{forked.name} is {forked.state}.")
         return
-    conclude(follow(client, forked["name"], quiet=as_json), as_json=as_json)
+    conclude(follow(client, forked.name, quiet=as_json), as_json=as_json)

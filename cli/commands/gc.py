@@ -9,7 +9,7 @@ import typer
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, size
 from lorad.cli.table import Column
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -24,13 +24,13 @@ def gc(
     if as_json:
         print_json(answer)
         return
-    rows = [(item["run"], size(item["bytes"]), item["why"], item["path"]) for item in answer["deleted"]]
+    rows = [(item.run, size(item.bytes), item.why, item.path) for item in answer.deleted]
     print_table(
         ("run", "size", Column("why", kind="fold"), Column("path", kind="whole")),
         rows,
         empty="There is nothing to delete.",
     )
-    for held in answer.get("kept", ()):
-        note(f"{held['version']} is kept: `lorad swap {held['alias']} --rollback` goes back to it.")
+    for held in answer.kept:
+        note(f"{held.version} is kept: `lorad swap {held.alias} --rollback` goes back to it.")
     if rows:
-        note(f"{size(answer['bytes'])} {'would be' if dry_run else 'are'} free.")
+        note(f"{size(answer.bytes)} {'would be' if dry_run else 'are'} free.")

@@ -47,5 +47,5 @@ def generate(
     if as_json:
         print_json(answer)
         return
-    for completion in answer["completions"]:
-        print(printable(completion["text"]))
+    for completion in answer.completions:
+        print(printable(completion.text))

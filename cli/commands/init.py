@@ -9,7 +9,7 @@ import typer
 
 from lorad.cli.output import note
 from lorad.errors import Conflict, SpecError
-from lorad.tui.templates import SMALL, TEMPLATES
+from lorad.spec.templates import SMALL, TEMPLATES
 
 app = typer.Typer(add_completion=False)
 

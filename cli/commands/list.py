@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, printable, run_table
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Run
 
 app = typer.Typer(add_completion=False)
 
 SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
 
 
-def show(client: Client, runs: list[dict[str, Any]], everything: bool) -> None:
-    cut = not everything and len(runs) > SHOWN and runs[-1]["state"] == "ended"
+def show(client: Client, runs: list[Run], everything: bool) -> None:
+    cut = not everything and len(runs) > SHOWN and runs[-1].state == "ended"
     run_table(runs[:-1] if cut else runs)
     if cut:
-        more = sum(client.status()["runs"].values()) - len(runs) + 1
+        more = sum(client.status().runs.values()) - len(runs) + 1
         note(f"{more} older ones: `lorad list --all` shows every run.")
 
 
@@ -45,7 +46,7 @@ def list_(
         if watch and not as_json:
             print("\x1b[H\x1b[2J", end="")
         print_json(runs) if as_json else show(client, runs, everything)
-        show_troubles(client.status()["troubles"])
+        show_troubles(client.status().troubles)
         if not watch:
             return
         time.sleep(2)

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from lorad.box.paths import Home
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import LogPart
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
-from lorad.paths import Home
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 WITHOUT_RUN = ("daemon", "gateway")
@@ -47,15 +47,15 @@ def logs(
         print_json(part)
         return
     while True:
-        sys.stdout.write(printable(part["text"]))
+        sys.stdout.write(printable(part.text))
         sys.stdout.flush()
-        if not follow or (not part["text"] and run and client.show(run)["state"] in ("ended", "paused")):
+        if not follow or (not part.text and run and client.show(run).state in ("ended", "paused")):
             return
-        time.sleep(0 if part["text"] else 0.3)
-        part = read(client, run, of, offset=part["offset"])
+        time.sleep(0 if part.text else 0.3)
+        part = read(client, run, of, offset=part.offset)
 
 
-def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> Json:
+def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> LogPart:
     if run is not None:
         return client.logs(run, of=of, offset=offset)
     try:
@@ -66,7 +66,7 @@ def read(client: Client, run: str | None, of: str, *, offset: int = -SHOWN) -> J
         return end_of(client.home, of)
 
 
-def end_of(home: Home, of: str) -> Json:
+def end_of(home: Home, of: str) -> LogPart:
     """The end of a log as this user may read it. Raises NotFound, OSError."""
     lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
     paths = [home.daemon_log] if of == "daemon" else lives
@@ -75,4 +75,4 @@ def end_of(home: Home, of: str) -> Json:
     with paths[-1].open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - SHOWN))
-        return {"text": file.read().decode(errors="replace"), "offset": size, "size": size}
+        return LogPart(file.read().decode(errors="replace"), size, size)

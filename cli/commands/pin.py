@@ -6,7 +6,7 @@ import typer
 
 from lorad.cli.options import AsJson, Version
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -15,4 +15,4 @@ app = typer.Typer(add_completion=False)
 def pin(version: Version, as_json: AsJson = False) -> None:
     """Keep a version's files, and keep it loaded while the pool of its base is up."""
     row = Client().pin(version)
-    print_json(row) if as_json else note(f"{row['run']}@{row['version']} is pinned.")
+    print_json(row) if as_json else note(f"{row.run}@{row.version} is pinned.")

@@ -12,7 +12,7 @@ import typer
 from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 
 app = typer.Typer(add_completion=False)
@@ -48,14 +48,14 @@ def plot(
 def curve(client: Client, run: str, metric: str) -> tuple[list[float], list[float]]:
     """(steps, values) of the surviving lineage. Raises NotFound with the metrics that exist."""
     if metric == "eval":
-        points: list[tuple[float, Any]] = [(e["step"], e["score"]) for e in client.evals(run)]
+        points: list[tuple[float, Any]] = [(e.step, e.score) for e in client.evals(run)]
     else:
         steps = client.steps(run)
-        measured = {name for step in steps for name in step["metrics"]}  # none of them in each step
+        measured = {name for step in steps for name in step.metrics}  # none of them in each step
         if steps and metric not in measured:
             known = ", ".join(["eval", *sorted(measured)])
             raise NotFound(f"{run} has no metric {metric}", hint=f"It has: {known}.")
-        points = [(s["step"], s["metrics"].get(metric)) for s in steps]
+        points = [(s.step, s.metrics.get(metric)) for s in steps]
     finite = [(x, float(y)) for x, y in points if y is not None and math.isfinite(y)]
     return [x for x, _ in finite], [y for _, y in finite]
 

@@ -10,8 +10,8 @@ from lorad.cli import candidates
 from lorad.cli.options import AsJson
 from lorad.cli.output import duration, note, number, print_json, print_table, report, size
 from lorad.cli.table import Column
-from lorad.client import Client
-from lorad.transport import Json
+from lorad.client.box_shapes import Engine, Pool
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -41,14 +41,14 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
         print_json(rows)
         return
     print_table(POOLS, [pool_row(row) for row in rows], empty="No pools.")
-    engines = [(row, row["engine"]) for row in rows if "alive" in (row.get("engine") or {})]
+    engines = [(row, row.engine) for row in rows if isinstance(row.engine.alive, bool)]
     if not engines:
         return
     print()
     print_table(ENGINES, [engine_row(row, engine) for row, engine in engines], empty="")
     for row, engine in engines:
-        if engine["detail"]:
-            report(f"{row['pool']}: {engine['detail']}")
+        if engine.detail:
+            report(f"{row.pool}: {engine.detail}")
 
 
 @app.command()
@@ -64,20 +64,20 @@ def stop(
 ) -> None:
     """End a pool, and free its devices. It is refused while runs or requests use the pool, and names them."""
     row = Client().stop_pool(pool, force=force)
-    print_json(row) if as_json else note(f"Pool {pool} is {row['state']}.")
+    print_json(row) if as_json else note(f"Pool {pool} is {row.state}.")
 
 
-def pool_row(pool: Json) -> tuple[object, ...]:
+def pool_row(pool: Pool) -> tuple[object, ...]:
     return (
-        pool["pool"],
-        pool["state"],
-        pool["model"],
-        pool["device"],
-        pool["threads"],
-        runs_in(pool["tenants"]),
+        pool.pool,
+        pool.state,
+        pool.model,
+        pool.device,
+        pool.threads,
+        runs_in(pool.tenants),
         versions_in(pool),
-        size(pool.get("memory_bytes")),
-        duration(pool.get("idle_seconds") or 0),
+        size(pool.memory_bytes),
+        duration(pool.idle_seconds),
     )
 
 
@@ -87,19 +87,19 @@ def runs_in(names: list[str]) -> str:
     return shown if len(names) < 2 else f"{len(names)}: {shown}"
 
 
-def versions_in(pool: Json) -> str:
-    capacity = pool.get("capacity")
-    return f"{capacity['versions']}/{capacity['max_versions']}" if capacity else str(len(pool["loaded"]))
+def versions_in(pool: Pool) -> str:
+    capacity = pool.capacity
+    return f"{capacity.versions}/{capacity.max_versions}" if capacity else str(len(pool.loaded))
 
 
-def engine_row(pool: Json, engine: Json) -> tuple[str, ...]:
+def engine_row(pool: Pool, engine: Engine) -> tuple[str, ...]:
     return (
-        pool["pool"],
-        " ".join(filter(None, (engine["name"], engine.get("software")))),
-        pool["mode"],
-        "lost" if not engine["alive"] else "asleep" if engine["asleep"] else "awake",
-        f"{engine['running']}+{engine['waiting']}" if engine["waiting"] else str(engine["running"]),
-        "" if engine["slots"] is None else f"{engine['slots_used'] or 0}/{engine['slots']}",
-        "" if engine["prefix_hits"] is None else f"{100 * engine['prefix_hits']:.0f}%",
-        number(pool["engine_tokens_per_second"], 0),
+        pool.pool,
+        " ".join(filter(None, (engine.name, engine.software or ""))),
+        pool.mode,
+        "lost" if not engine.alive else "asleep" if engine.asleep else "awake",
+        f"{engine.running}+{engine.waiting}" if engine.waiting else str(engine.running),
+        f"{engine.slots_used or 0}/{engine.slots}" if isinstance(engine.slots, int) else "",
+        f"{100 * engine.prefix_hits:.0f}%" if isinstance(engine.prefix_hits, float) else "",
+        number(pool.engine_tokens_per_second, 0),
     )

@@ -44,9 +44,9 @@ def resume(
     refuse_both(detach, wait)
     client = connected()
     resumed = client.resume(run, step=step, steps=steps, overrides=from_here(overrides or []))
-    for warning in (*resumed["warnings"], *resumed["changed_inputs"]):
+    for warning in (*resumed.warnings, *resumed.changed_inputs):
         note(f"warning: {warning}")
     if detach or (as_json and not wait):
-        print_json(resumed) if as_json else note(f"{run} is {resumed['state']}.")
+        print_json(resumed) if as_json else note(f"{run} is {resumed.state}.")
         return
     conclude(follow(client, run, quiet=as_json), as_json=as_json)

@@ -9,7 +9,7 @@ import typer
 
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import note, print_json, printable
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import Conflict
 
 app = typer.Typer(add_completion=False)
@@ -27,6 +27,6 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise Conflict(f"{run} is deleted only with --yes when nobody can be asked")
-        typer.confirm(printable(f"Delete {run} and everything in {data['directory']}?"), abort=True, err=True)
+        typer.confirm(printable(f"Delete {run} and everything in {data.directory}?"), abort=True, err=True)
     answer = client.remove(run)
     print_json(answer) if as_json else note(f"{run} is deleted.")

@@ -77,15 +77,15 @@ def run(
         text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
     )
     with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` tells them too
-        for warning in client.show(started["name"])["warnings"]:
+        for warning in client.show(started.name).warnings:
             note(f"warning: {warning}")
     if detach or (as_json and not wait):
         if as_json:
             print_json(started)
         else:
-            note(f"{started['name']} is {started['state']}. `lorad show {started['name']}` tells how it does.")
+            note(f"{started.name} is {started.state}. `lorad show {started.name}` tells how it does.")
         return
-    over = follow(client, started["name"], quiet=as_json)
+    over = follow(client, started.name, quiet=as_json)
     conclude(over, as_json=as_json)
 
 

@@ -10,9 +10,9 @@ import typer
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import number, print_json, print_table
 from lorad.cli.table import Column, print_fields, terminal_width
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Sample
 from lorad.errors import NotFound
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 
@@ -46,22 +46,22 @@ def samples(
         print_table(SAMPLES, cells(rows, grouped=terminal_width() is not None), empty="No samples yet.")
 
 
-def chosen(rows: Sequence[Json], sample: int, run: str) -> Json:
+def chosen(rows: Sequence[Sample], sample: int, run: str) -> Sample:
     """Raises NotFound."""
     if len(rows) < sample:
         raise NotFound(f"{run} has no sample {sample} in that step", hint=f"Its samples are 1 to {len(rows)}.")
     return rows[sample - 1]
 
 
-def cells(rows: Sequence[Json], *, grouped: bool) -> list[tuple[str, ...]]:
+def cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
     """grouped: for people, who see a prompt and its answer once for the samples that share them."""
     shown, before = [], None
     for place, row in enumerate(rows, 1):
-        again = grouped and before is not None and row["prompt_id"] == before["prompt_id"]
-        texts = ["" if again else row["prompt"], "" if again else row["answer"], row["completion"], row["error"]]
-        figures = (number(row["reward"], 2), number(row["advantage"], 2), str(row["finish"]))
+        again = grouped and before is not None and row.prompt_id == before.prompt_id
+        texts = ["" if again else row.prompt, "" if again else row.answer, row.completion, row.error]
+        figures = (number(row.reward, 2), number(row.advantage, 2), str(row.finish))
         shown.append(
-            (str(place), str(row["step"]), *figures, *(as_line(text, "⏎" if grouped else "\\n") for text in texts))
+            (str(place), str(row.step), *figures, *(as_line(text, "⏎" if grouped else "\\n") for text in texts))
         )
         before = row
     return shown
@@ -71,9 +71,9 @@ def as_line(text: object, line_break: str) -> str:
     return "" if text is None else line_break.join(str(text).split("\n"))
 
 
-def whole(sample: Json) -> list[tuple[str, str]]:
-    figures = {"reward": number(sample["reward"]), "advantage": number(sample["advantage"])}
-    named = {"version": f"@{sample['version']}", "end": sample["finish"], "error": sample["error"]}
-    texts = {key: sample[key] for key in ("prompt", "answer", "completion")}
-    fields = {"step": sample["step"], **figures, **named, **texts}
+def whole(sample: Sample) -> list[tuple[str, str]]:
+    figures = {"reward": number(sample.reward), "advantage": number(sample.advantage)}
+    named = {"version": f"@{sample.version}", "end": sample.finish, "error": sample.error}
+    texts = {"prompt": sample.prompt, "answer": sample.answer, "completion": sample.completion}
+    fields = {"step": sample.step, **figures, **named, **texts}
     return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

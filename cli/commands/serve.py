@@ -12,9 +12,9 @@ from lorad.cli import candidates
 from lorad.cli.launch import connected
 from lorad.cli.options import AsJson
 from lorad.cli.output import note, print_json, print_table, tell_address
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import StoppedServing
 from lorad.errors import NotFound, SpecError
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 
@@ -62,7 +62,7 @@ def serve(
     """
     if stop:
         stopped = stopped_serving(Client(), model)
-        print_json(stopped) if as_json else note(f"{', '.join(stopped['runs'])}: not kept warm any more.")
+        print_json(stopped) if as_json else note(f"{', '.join(stopped.runs)}: not kept warm any more.")
         return
     client = connected()
     named = [split(adapter) for adapter in adapters or []]
@@ -70,13 +70,13 @@ def serve(
     if as_json:
         print_json(served)
         return
-    rows = [(alias["alias"], f"{alias['run']}@{alias['version']}", alias["attested"]) for alias in served["aliases"]]
+    rows = [(alias.alias, f"{alias.run}@{alias.version}", alias.attested) for alias in served.aliases]
     print_table(("model", "version", "attested"), rows, empty="")
-    note(f"Pool {served['pool']} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
-    tell_address(served, str(served["aliases"][0]["alias"]))
+    note(f"Pool {served.pool} stays warm; `lorad serve --stop {shlex.quote(model)}` lets it end.")
+    tell_address(served, str(served.aliases[0].alias))
 
 
-def stopped_serving(client: Client, model: str) -> Json:
+def stopped_serving(client: Client, model: str) -> StoppedServing:
     """A name, a model as it was given, or its directory: the daemon knows whole paths only."""
     try:
         return client.stop_serving(model)
@@ -87,7 +87,7 @@ def stopped_serving(client: Client, model: str) -> Json:
         return client.stop_serving(str(path.resolve()))
 
 
-def split(adapter: str) -> Json:
+def split(adapter: str) -> dict[str, str]:
     """Raises SpecError."""
     name, equals, directory = adapter.partition("=")
     if not name or not equals or not directory:

@@ -12,8 +12,9 @@ from lorad.cli.options import AsJson, Run
 from lorad.cli.output import age, number, print_json, printable
 from lorad.cli.settings import config_of
 from lorad.cli.table import print_fields
-from lorad.client import Client
-from lorad.text import failures
+from lorad.client.client import Client
+from lorad.client.shapes import Attempt, Reference, Trainable
+from lorad.client.words import failures
 
 app = typer.Typer(add_completion=False)
 
@@ -26,35 +27,33 @@ def show(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         print_json(data)
         return
-    rates = data.get("rates") or {}
+    rates = data.rates
     lines = {
-        "run": data["name"],
-        "state": data["state"] + (f" ({data['reason']})" if data.get("reason") else ""),
-        "why": data.get("waiting") or data.get("detail"),
-        "step": f"{data['step']} of {data['steps']}",
-        "reward": number(data.get("reward")),
-        "eval": None
-        if data.get("eval_first") is None
-        else f"{number(data['eval_first'])} -> {number(data.get('eval_last'))}",
-        "version": None if data.get("version") is None else f"{data['name']}@{data['version']}",
-        "speed": f"{number(rates['tokens_per_second'], 0)} tok/s, {number(rates.get('step_seconds'), 2)} s a step"
-        if rates.get("tokens_per_second") is not None
+        "run": data.name,
+        "state": data.state + (f" ({data.reason})" if data.reason else ""),
+        "why": data.waiting or data.detail,
+        "step": f"{data.step} of {data.steps}",
+        "reward": number(data.reward),
+        "eval": None if data.eval_first is None else f"{number(data.eval_first)} -> {number(data.eval_last)}",
+        "version": None if data.version is None else f"{data.name}@{data.version}",
+        "speed": f"{number(rates.tokens_per_second, 0)} tok/s, {number(rates.step_seconds, 2)} s a step"
+        if rates.tokens_per_second is not None
         else None,
         "failures": failures(data),
-        "trainable": trainable(data.get("trainable")),
-        "origin": data.get("origin"),
-        "reference": reference(data.get("reference")),
-        "sweep": data.get("sweep"),
-        "pool": data.get("pool"),
-        "owner": data.get("owner"),
-        "created": f"{age(data['created_at'])} ago",
-        "directory": data["directory"],
-        "processes": ", ".join(f"{p['role']} {p['pid']}" for p in data["processes"]) or "none",
+        "trainable": trainable(data.trainable),
+        "origin": data.origin,
+        "reference": reference(data.reference),
+        "sweep": data.sweep,
+        "pool": data.pool,
+        "owner": data.owner,
+        "created": f"{age(data.created_at)} ago",
+        "directory": data.directory,
+        "processes": ", ".join(f"{p.role} {p.pid}" for p in data.processes) or "none",
     }
-    attempts = [("attempt", f"{attempt['attempt']}: {attempt_in_words(attempt)}") for attempt in data["attempts"]]
-    warnings = [("warning", str(warning)) for warning in data.get("warnings", [])]
+    attempts = [("attempt", f"{attempt.attempt}: {attempt_in_words(attempt)}") for attempt in data.attempts]
+    warnings = [("warning", str(warning)) for warning in data.warnings]
     told = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
-    spec = [("spec", line) for line in spec_lines(data["spec"])]
+    spec = [("spec", line) for line in spec_lines(data.spec)]
     fields = [(key, str(value)) for key, value in lines.items() if value]
     print_fields([*fields, *attempts, *warnings, *told, *spec])
 
@@ -69,31 +68,31 @@ def spec_lines(spec: dict[str, Any]) -> list[str]:
     ]
 
 
-def attempt_in_words(attempt: dict[str, Any]) -> str:
+def attempt_in_words(attempt: Attempt) -> str:
     """From where, with what changed, and how it ended."""
-    start = "fresh" if attempt.get("resumed_from") is None else f"from step {attempt['resumed_from']}"
+    start = "fresh" if attempt.resumed_from is None else f"from step {attempt.resumed_from}"
     changed = "".join(
         f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
-        for key, value in attempt["changed"].items()
+        for key, value in attempt.changed.items()
     )
-    return f"{start}{changed}, {attempt.get('reason') or 'going on'}{why(attempt)}"
+    return f"{start}{changed}, {attempt.reason or 'going on'}{why(attempt)}"
 
 
-def why(attempt: dict[str, Any]) -> str:
+def why(attempt: Attempt) -> str:
     """Of an attempt that did not end as it should: the first line of what is known."""
-    if attempt.get("reason") in (None, "completed") or not attempt.get("detail"):
+    if attempt.reason in (None, "completed") or not attempt.detail:
         return ""
-    return f": {printable(attempt['detail'].partition(chr(10))[0])}"
+    return f": {printable(attempt.detail.partition(chr(10))[0])}"
 
 
-def reference(told: dict[str, Any] | None) -> str | None:
+def reference(told: Reference | None) -> str | None:
     """What KL is measured against, unless that is the base."""
-    return f"KL is to {told['name']}, sha256 {told['sha256'][:12]}" if told else None
+    return f"KL is to {told.name}, sha256 {told.sha256[:12]}" if told else None
 
 
-def trainable(told: dict[str, Any] | None) -> str | None:
+def trainable(told: Trainable | None) -> str | None:
     """How much of the model learns."""
     if not told:
         return None
-    share = "" if told["share"] is None else f" ({told['share']:.2%} of all parameters)"
-    return f"{told['parameters']:,}{share}"
+    share = "" if told.share is None else f" ({told.share:.2%} of all parameters)"
+    return f"{told.parameters:,}{share}"

@@ -41,7 +41,7 @@ def swap(
     if as_json:
         print_json(row)
         return
-    before = f", before {row['previous']}" if row["previous"] else ""
-    verdict = row["attestation"]["verdict"]
-    note(f"{alias} serves {row['run']}@{row['version']}{before} ({verdict}, {row['seconds']:.2f} s).")
+    before = f", before {row.previous}" if row.previous else ""
+    verdict = row.attestation.verdict
+    note(f"{alias} serves {row.run}@{row.version}{before} ({verdict}, {row.seconds:.2f} s).")
     tell_address(row, alias)

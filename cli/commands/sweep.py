@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,9 @@ from lorad.cli.options import AsJson, Detach, refuse_both
 from lorad.cli.output import note, print_json
 from lorad.cli.overrides import from_here
 from lorad.cli.sweeps import follow, show, summary
-from lorad.client import Client
+from lorad.client.client import Client
+from lorad.client.shapes import Sweep
 from lorad.errors import SpecError
-from lorad.transport import Json
 
 app = typer.Typer(add_completion=False)
 
@@ -71,15 +71,15 @@ def sweep(
     started = client.sweep(
         text, source=source, cwd=str(cwd), overrides=from_here(overrides or []), name=name, halving=wish
     )
-    for warning in started["warnings"]:
+    for warning in started.warnings:
         note(f"warning: {warning}")
     if detach or (as_json and not wait):
         print_json(started) if as_json else note(summary(started))
         return
-    conclude(follow(client, started["sweep"], quiet=as_json), as_json=as_json)
+    conclude(follow(client, started.sweep, quiet=as_json), as_json=as_json)
 
 
-def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> Json | None:
+def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> dict[str, Any] | None:
     """What is said about halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
@@ -90,10 +90,10 @@ def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | No
     return {"eta": eta, "rungs": steps, "metric": metric}
 
 
-def conclude(sweep: Json | None, *, as_json: bool) -> None:
+def conclude(sweep: Sweep | None, *, as_json: bool) -> None:
     """Exit 1 unless some run completed; `sweep` is None when the user detached."""
     if sweep is None:
         return
     show([sweep], one=True, as_json=as_json)
-    if all(run["reason"] != "completed" for run in sweep["runs"]):
+    if all(run.reason != "completed" for run in sweep.runs):
         raise typer.Exit(1)

@@ -7,24 +7,25 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
-import msgspec
 import typer
 
-from lorad.alarms import Alarm, AlarmLimits, alarms
+from lorad.alarms import Alarm, alarms
+from lorad.box.config import AlarmLimits
 from lorad.cli.commands import devices
 from lorad.cli.commands.pools import runs_in, versions_in
 from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, run_row, size
 from lorad.cli.settings import config_of
 from lorad.cli.table import Column, folded_as_is, print_table, terminal_width
-from lorad.client import Client
+from lorad.client.box_shapes import Device, Pool, Status
+from lorad.client.client import Client
+from lorad.client.shapes import Run
 from lorad.tui.widgets.sparkline import sparkline
 
 app = typer.Typer(add_completion=False)
 
-Json = dict[str, Any]
 
 SPARK = 12  # steps whose rewards are drawn
 SECONDS = 2  # between two looks
@@ -68,37 +69,40 @@ def top(
         time.sleep(SECONDS)
 
 
-def look(client: Client, limits: AlarmLimits) -> tuple[Json, Sequence[Alarm]]:
+class Look(NamedTuple):
+    """What there was at one moment."""
+
+    status: Status
+    runs: list[Run]
+    pools: list[Pool]
+    devices: list[Device]
+    at: float
+
+
+def look(client: Client, limits: AlarmLimits) -> tuple[Look, Sequence[Alarm]]:
     """One after the other: together they take a few milliseconds."""
-    found: Json = {
-        "status": client.status(),
-        "runs": sorted(client.list(limit=MOST), key=lambda run: ORDER.index(run["state"])),
-        "pools": client.pools(),
-        "devices": client.devices(),
-        "at": time.time(),
-    }
-    about = {key: found[key] for key in ("pools", "devices", "status")}
-    return found, alarms(found["runs"], limits, found["at"], **about)
+    runs = sorted(client.list(limit=MOST), key=lambda run: ORDER.index(run.state))
+    found = Look(client.status(), runs, client.pools(), client.devices(), time.time())
+    return found, alarms(runs, limits, found.at, pools=found.pools, devices=found.devices, status=found.status)
 
 
-def tell(found: Json, told: Sequence[Alarm], watch: bool) -> None:
-    shown = {key: found[key] for key in ("runs", "pools", "devices")}
-    shown |= {"alarms": msgspec.to_builtins(told), "at": found["at"]}
+def tell(found: Look, told: Sequence[Alarm], watch: bool) -> None:
+    shown = {"runs": found.runs, "pools": found.pools, "devices": found.devices, "alarms": told, "at": found.at}
     if watch:
         print(json_text(shown), flush=True)
     else:
         print_json(shown)
 
 
-def show(found: Json, told: Sequence[Alarm], watch: bool) -> None:
+def show(found: Look, told: Sequence[Alarm], watch: bool) -> None:
     lines = lines_of_terminal()
     below = [
-        (POOLS, [pool_row(pool) for pool in found["pools"]]),
-        (DEVICES, [device_row(device) for device in found["devices"]]),
+        (POOLS, [pool_row(pool) for pool in found.pools]),
+        (DEVICES, [device_row(device) for device in found.devices]),
         (ALARMS, [alarm_row(alarm) for alarm in told]),
     ]
-    rows = [run_cells(run) for run in found["runs"]]
-    least = sum(1 for run in found["runs"] if run["state"] in ORDER[:4])
+    rows = [run_cells(run) for run in found.runs]
+    least = sum(1 for run in found.runs if run.state in ORDER[:4])
     free = lines - 5 - sum(len(rows) + 2 for _, rows in below if rows)
     shown = rows[: max(free, least, 3)] if lines else rows
     if watch:
@@ -106,7 +110,7 @@ def show(found: Json, told: Sequence[Alarm], watch: bool) -> None:
     print(*folded_as_is(headline(found), terminal_width() or 1000), sep="\n")
     print()
     print_table(RUNS, shown, empty=NO_RUNS, single=True)
-    if (more := sum(found["status"]["runs"].values()) - len(shown)) > 0 and rows:
+    if (more := sum(found.status.runs.values()) - len(shown)) > 0 and rows:
         note(f"{more} more: `lorad list --all` shows every run.")
     for columns, some in below:
         if some:
@@ -120,36 +124,36 @@ def lines_of_terminal() -> int:
     return 0 if terminal_width() is None else shutil.get_terminal_size((80, 24)).lines
 
 
-def headline(found: Json) -> str:
-    status = found["status"]
-    counts = [f"{status['runs'][state]} {state}" for state in ORDER if status["runs"].get(state)]
-    disk = [f"{size(status['disk']['free'])} free"] if status.get("disk") else []
-    return "  ".join(["lorad", time.strftime("%H:%M:%S", time.localtime(found["at"])), ", ".join(counts), *disk])
+def headline(found: Look) -> str:
+    status = found.status
+    counts = [f"{status.runs[state]} {state}" for state in ORDER if status.runs.get(state)]
+    disk = [f"{size(status.disk.free)} free"] if status.disk else []
+    return "  ".join(["lorad", time.strftime("%H:%M:%S", time.localtime(found.at)), ", ".join(counts), *disk])
 
 
-def run_cells(run: Json) -> Sequence[object]:
+def run_cells(run: Run) -> Sequence[object]:
     """In the order of RUNS."""
     name, state, step, reward, evals, version, rate, owner, age, why = run_row(run)
-    return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.get("recent"), SPARK), why
+    return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.recent, SPARK), why
 
 
-def pool_row(pool: Json) -> Sequence[object]:
-    phases = [str(run["phase"]) for run in pool["runs"] if run["phase"] != "idle"]
+def pool_row(pool: Pool) -> Sequence[object]:
+    phases = [run.phase for run in pool.runs if run.phase != "idle"]
     return (
-        pool["pool"],
-        pool["state"],
-        os.path.basename(str(pool["model"])) or pool["model"],
-        runs_in(pool["tenants"]),
+        pool.pool,
+        pool.state,
+        os.path.basename(pool.model) or pool.model,
+        runs_in(pool.tenants),
         ", ".join(dict.fromkeys(phases)) or "idle",
         versions_in(pool),
-        number(pool["engine_tokens_per_second"], 0),
-        number(pool["trainer_tokens_per_second"], 0),
-        size(pool.get("memory_bytes")),
-        duration(pool.get("idle_seconds") or 0),
+        number(pool.engine_tokens_per_second, 0),
+        number(pool.trainer_tokens_per_second, 0),
+        size(pool.memory_bytes),
+        duration(pool.idle_seconds),
     )
 
 
-def device_row(device: Json) -> Sequence[object]:
+def device_row(device: Device) -> Sequence[object]:
     """As `lorad devices` has it, with only the processes of others beside it."""
     name, _, *figures, _, _ = devices.device_row(device)
     return name, *figures, "; ".join(devices.strangers(device))

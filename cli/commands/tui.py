@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
+from lorad.box.config import Config
 from lorad.cli.launch import connected
 from lorad.cli.settings import config_of
-from lorad.client import Client
-from lorad.config import Config
+from lorad.client.client import Client
 from lorad.errors import SpecError
 
 app = typer.Typer(add_completion=False)

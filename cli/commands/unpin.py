@@ -6,7 +6,7 @@ import typer
 
 from lorad.cli.options import AsJson, Version
 from lorad.cli.output import note, print_json
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -15,5 +15,5 @@ app = typer.Typer(add_completion=False)
 def unpin(version: Version, as_json: AsJson = False) -> None:
     """Take a pin away; an alias keeps its version without one."""
     row = Client().unpin(version)
-    served = f", {', '.join(row['aliases'])} still serves it" if row["aliases"] else ""
-    print_json(row) if as_json else note(f"{row['run']}@{row['version']} is no longer pinned{served}.")
+    served = f", {', '.join(row.aliases)} still serves it" if row.aliases else ""
+    print_json(row) if as_json else note(f"{row.run}@{row.version} is no longer pinned{served}.")

@@ -6,7 +6,7 @@ import typer
 
 from lorad.cli.options import AsJson, Run
 from lorad.cli.output import print_json, printable
-from lorad.client import Client
+from lorad.client.client import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -17,10 +17,10 @@ def verify(run: Run, as_json: AsJson = False) -> None:
     answer = Client(timeout=24 * 3600.0).verify(run)
     if as_json:
         print_json(answer)
-    for check in [] if as_json else answer["checks"]:
-        mark = "\N{BALLOT X}" if check["problems"] else "\N{CHECK MARK}"
-        print(f"{mark} {printable(check['check']):<12} {printable(check['looked_at'])}")
-        for problem in check["problems"]:
+    for check in [] if as_json else answer.checks:
+        mark = "\N{BALLOT X}" if check.problems else "\N{CHECK MARK}"
+        print(f"{mark} {printable(check.check):<12} {printable(check.looked_at)}")
+        for problem in check.problems:
             print(f"    {printable(problem)}")
-    if answer["problems"]:
+    if answer.problems:
         raise typer.Exit(1)

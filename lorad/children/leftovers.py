@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from lorad.box.paths import memory_directory, private_directory
 from lorad.children.process import sweep
-from lorad.paths import memory_directory, private_directory
 
 LOCK = "life.lock"
 RECORDS = ("trainer.json", "engine-[0-9]*.json")  # of children, see `Child`

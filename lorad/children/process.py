@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from lorad.box.paths import AttemptDir
 from lorad.children import guard
 from lorad.errors import PoolLost
-from lorad.paths import AttemptDir
+from lorad.files import write_whole
 
 KILL_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 4.0  # the guard's own, and some for a busy machine
 TAIL_BYTES = 65536
@@ -151,10 +152,7 @@ class Child:
 
     def _write_record(self, guard_pid: int) -> None:
         life = Life(guard_pid, int(guard.read_stat(guard_pid)[STARTED]), boot_id(), str(self.log.resolve()))
-        temporary = self.record.with_name(f"{self.record.name}.tmp")
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(msgspec.json.encode(life))
-        temporary.rename(self.record)
+        write_whole(self.record, msgspec.json.encode(life), durable=False)
 
 
 def held_locks() -> list[int]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 
+from lorad.box.paths import Home, default_home
 from lorad.errors import LoradError
-from lorad.paths import Home, default_home
 from lorad.startup import quick_imports
 
 
 def main() -> int:
     sys.modules["pandas"] = None  # type: ignore[assignment]  # sqlite-utils loads it if it can: half of the start-up
     with quick_imports():
-        from lorad.daemon.run import run_daemon
+        from lorad.daemon.daemon import run_daemon
 
     try:
         if "--repair" in sys.argv[1:]:
@@ -36,7 +36,7 @@ def main() -> int:
 def repair(home: Home) -> None:
     import msgspec
 
-    from lorad.daemon import repair
+    from lorad.daemon.record import repair
 
     print(msgspec.json.encode(repair.repair(home)).decode())
 
@@ -44,8 +44,8 @@ def repair(home: Home) -> None:
 def check(home: Home) -> None:
     import msgspec
 
-    from lorad import config
-    from lorad.daemon.census import of_home
+    from lorad.box import config
+    from lorad.daemon.record.rows_and_disk import of_home
 
     runs_root = (config.load(home.config).storage or home.root) / "runs"
     print(msgspec.json.encode(of_home(home, runs_root)).decode())
@@ -54,7 +54,7 @@ def check(home: Home) -> None:
 def orphans(home: Home, *, end: bool) -> None:
     import msgspec
 
-    from lorad.daemon.orphans import end_orphans, find_orphans
+    from lorad.daemon.process.orphans import end_orphans, find_orphans
 
     print(msgspec.json.encode({"orphans": end_orphans(home) if end else find_orphans(home)}).decode())
 

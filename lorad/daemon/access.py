@@ -13,9 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
 from lorad.daemon.context import Context
-from lorad.daemon.identity import name_of
-from lorad.daemon.request import Call, Caller
-from lorad.daemon.versions import find_version
+from lorad.daemon.process.users import Caller, name_of
 from lorad.errors import NotAllowed
 from lorad.store import aliases, runs
 from lorad.store.rows import AliasRow, RunRow
@@ -55,36 +53,10 @@ class Subject(NamedTuple):
     owner_uid: int
 
 
-def authorize(ctx: Context, call: Call, access: Access) -> None:
-    """Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`."""
-    if not ctx.system or access is Access.ANY or is_admin(ctx, call.caller):
-        return
-    if access is Access.ADMIN:
-        must_be_admin(ctx, call.caller)
-    if (subject := subject_of(ctx, call)) is not None:
-        refuse(ctx, call.caller, subject, access)
-
-
 def must_be_admin(ctx: Context, caller: Caller) -> None:
     """Raises NotAllowed."""
     if not is_admin(ctx, caller):
         raise NotAllowed(f"{caller.name} is no admin of this daemon", hint=f"Ask one of: {admins(ctx)}.")
-
-
-def subject_of(ctx: Context, call: Call) -> Subject | None:
-    """None: there is no such alias or pool, or the request is about no single thing. Raises NotFound.
-
-    Where the path names something, a `run` of the query means nothing: anybody may write one there.
-    """
-    named = call.request.match_info
-    if run := named.get("run") or (None if named else call.text("run")):
-        return of_run(runs.get(ctx.store, run))
-    if version := named.get("version"):
-        return of_run(runs.get(ctx.store, find_version(ctx, version).run))
-    if alias := aliases.find(ctx.store, named.get("alias", "")):
-        return of_alias(ctx, alias)
-    pool = ctx.pools.get(named.get("pool", ""))
-    return Subject(f"pool {pool.id}", pool.setup.owner) if pool else None
 
 
 def of_run(run: RunRow) -> Subject:

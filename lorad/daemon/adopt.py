@@ -8,16 +8,16 @@ import signal
 from pathlib import Path
 
 from lorad.adapters.directory import sweep as sweep_leftovers
-from lorad.daemon.belongings import passable
+from lorad.box.paths import RunDir, refuse_open
 from lorad.daemon.context import Context
-from lorad.daemon.handlers.remove import sweep_half_made, sweep_removed
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools import adopt_pools, look_at_process
-from lorad.daemon.processes import attempts_under
-from lorad.daemon.prune import REMOVED, sweep
-from lorad.daemon.relocate import relocate
+from lorad.daemon.pools.life import adopt_pools, look_at_process
+from lorad.daemon.process.processes import attempts_under
+from lorad.daemon.process.user_files import passable
+from lorad.daemon.record.relocate import relocate
+from lorad.daemon.storage.prune import REMOVED, sweep
+from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
 from lorad.daemon.troubles import Item, each, guarded, of_pool
-from lorad.paths import RunDir, refuse_open
 from lorad.states import RunState
 from lorad.store import runs
 

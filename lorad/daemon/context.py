@@ -15,34 +15,34 @@ from typing import Any, TypeVar
 import msgspec
 
 from lorad.bounds import Bounds
-from lorad.config import Config
-from lorad.daemon.commands import Commands
-from lorad.daemon.devices import Device
-from lorad.daemon.disks import Disks
-from lorad.daemon.foreign import Sights
-from lorad.daemon.hands import Hands, Turns
-from lorad.daemon.identity import User, user_of
+from lorad.box.config import Config
+from lorad.box.machine import Machine, read_machine
+from lorad.box.paths import AttemptDir, Home, RunDir
+from lorad.daemon.counters import Meter
+from lorad.daemon.event_tail import Tail
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.lock_notes import Notes
+from lorad.daemon.gpu.occupancy import Sights
 from lorad.daemon.journal import DaemonJournal
-from lorad.daemon.leases import Notes
-from lorad.daemon.meter import Meter
-from lorad.daemon.opening import record
+from lorad.daemon.open_store import record
 from lorad.daemon.pool import Pool
-from lorad.daemon.processes import Processes
-from lorad.daemon.pulse import Pulse
-from lorad.daemon.reader import Readers
-from lorad.daemon.tail import Tail
+from lorad.daemon.process.commands import Commands
+from lorad.daemon.process.processes import Processes
+from lorad.daemon.process.pulse import Pulse
+from lorad.daemon.process.user_threads import Hands, Turns
+from lorad.daemon.process.users import User, user_of
+from lorad.daemon.read_threads import Readers
+from lorad.daemon.state import Disks
 from lorad.daemon.troubles import Troubles
 from lorad.daemon.usage import Disk
-from lorad.daemon.waker import Waker
+from lorad.daemon.wake import Waker
 from lorad.errors import StorageError
-from lorad.machine import Machine, read_machine
-from lorad.paths import AttemptDir, Home, RunDir
 from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Reference
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import SpecFacts
-from lorad.spec_text import from_json
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import from_json
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Store
@@ -114,9 +114,9 @@ class Context:
     notes: Notes = field(default_factory=Notes)  # beside the locks of GPUs
     sights: Sights = field(default_factory=Sights)  # who computes on GPUs
     disks: Disks = field(default_factory=Disks)
-    active: tuple[int | None, list[RunRow]] = field(default=(None, []))  # of `tenants.py`, by `Store.changes`
-    wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # of the queue, in one pass of `place.py`
-    asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)  # by run, of `place.py`: from what, what
+    active: tuple[int | None, list[RunRow]] = field(default=(None, []))  # of `queue/tenants.py`, by `Store.changes`
+    wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # in one pass of `queue/place.py`
+    asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)  # by run, in `queue/place.py`
     troubles: Troubles = field(default_factory=Troubles)
     lost_pools: list[Path] = field(default_factory=list)  # directories of pools that cannot be known
     rung: int = 0  # the newest event that its readers were woken for
@@ -125,10 +125,10 @@ class Context:
 
     in_hand: Counter[str] = field(default_factory=Counter)  # run@version: somebody is about to use it, so it stays
     moving: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))  # by alias
-    served: int = 1  # counts changes of pins, aliases and pools; `table.py` and `holds.py` look when it grew
+    served: int = 1  # counts changes of pins, aliases and pools: `serving/` looks when it grew
     table: int = 0  # what `served` was when the gateway's table was written
     tables: dict[int, bytes] = field(default_factory=dict)  # uid -> what the gateway of that owner was told last
-    gateways_asked: dict[int, float] = field(default_factory=dict)  # uid -> monotonic time; see `gateway.py`
+    gateways_asked: dict[int, float] = field(default_factory=dict)  # uid -> monotonic time; see `serving/gateways.py`
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: set[Connection] = field(default_factory=set)  # threads wait for answers on them
@@ -197,8 +197,8 @@ def _parsed(spec: str) -> Spec:
 class Request(msgspec.Struct, frozen=True):
     """`request.json` of a run: how it was asked for. `model_path`: the directory that `model.path` was resolved to.
 
-    bases: what is known of the weights that its adapter came from elsewhere with, see `bases.py`. reference: see
-    `reference.py`; None: KL is to the base.
+    bases: what is known of the weights that its adapter came from elsewhere with, see `runs/bases.py`. reference: see
+    `runs/reference.py`; None: KL is to the base.
     """
 
     cwd: str

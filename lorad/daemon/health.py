@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
-from lorad.daemon.gateway import living_gateways
-from lorad.daemon.processes import is_same, read_status, write_json
-from lorad.daemon.pulse import Pulse, was_away
-from lorad.daemon.stacks import dump_stacks
+from lorad.daemon.process.processes import is_same, read_status, write_json
+from lorad.daemon.process.pulse import Pulse, was_away
+from lorad.daemon.process.stacks import dump_stacks
+from lorad.daemon.serving.gateways import living_gateways
 from lorad.daemon.troubles import Item, each, of_pool, of_run
-from lorad.paths import AttemptDir
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
 from lorad.store import runs
@@ -126,11 +125,3 @@ def wake_shim(attempt: AttemptDir) -> None:
                 signal.pidfd_send_signal(fd, signal.SIGCONT)
         finally:
             os.close(fd)
-
-
-def killed_for(attempt: AttemptDir) -> str:
-    """Why the daemon killed the process, or was about to; "" when it did not."""
-    try:
-        return str(json.loads(attempt.killed.read_bytes())["why"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""

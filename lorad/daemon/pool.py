@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from lorad.config import Backend, Config
-from lorad.daemon.devices import Device
-from lorad.daemon.processes import ProcessState, attempts_under
-from lorad.engines.registry import SERVERS
-from lorad.engines.setup import server_setup
-from lorad.paths import AttemptDir
+from lorad.backends.engine_registry import SERVERS
+from lorad.backends.engine_setup import server_setup
+from lorad.backends.trainer_registry import RANKED
+from lorad.backends.trainer_setup import ranks_setup
+from lorad.box.config import Backend, Config
+from lorad.box.paths import AttemptDir
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.process.processes import ProcessState, attempts_under
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.protocol.status import Capacity, PoolStatus
-from lorad.specs import Spec
-from lorad.trainers.registry import RANKED
-from lorad.trainers.setup import ranks_setup
+from lorad.spec.model import Spec
 
 
 class Refusal(NamedTuple):
@@ -53,10 +53,10 @@ class Pool:
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_slow: bool = False  # it took its time for that, or said nothing
     guests: int = 0  # requests that use it and are no runs
-    serves: set[str] = field(default_factory=set)  # runs for which it is kept up, see `serving.py`
+    serves: set[str] = field(default_factory=set)  # runs for which it is kept up, see `serving/keep_up.py`
     used_at: float = field(default_factory=time.monotonic)
     stop_asked: float | None = None
-    held_at: tuple[float, int] = (0.0, 0)  # of `holds.py`: what it saw last
+    held_at: tuple[float, int] = (0.0, 0)  # of `serving/keep_loaded.py`: what it saw last
     is_holding: bool = False
     checked: tuple[float, str] = (float("-inf"), "")  # when, and what was wrong with its directory then
     room: Room | None = None

@@ -7,25 +7,25 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from lorad.daemon.budget import keep_budget
 from lorad.daemon.context import Context, attempt_dir, run_dir
-from lorad.daemon.distrust import take_in_or_end
-from lorad.daemon.facts import last_facts
-from lorad.daemon.gateway import keep_gateways
 from lorad.daemon.health import heal
-from lorad.daemon.holders import keep_leases
-from lorad.daemon.holds import hold
-from lorad.daemon.launch import launch
-from lorad.daemon.place import place_runs
-from lorad.daemon.pools import find_lost_pools, put_away_pools, watch_pools
-from lorad.daemon.processes import DAMAGED
-from lorad.daemon.prune import prune, prune_again
-from lorad.daemon.rotate import rotate
-from lorad.daemon.serving import keep_serving
-from lorad.daemon.settle import settle
-from lorad.daemon.stop import stop as stop_run
-from lorad.daemon.sweeps import halve
-from lorad.daemon.table import keep_table
+from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
+from lorad.daemon.process.processes import DAMAGED
+from lorad.daemon.queue.device_holders import keep_leases
+from lorad.daemon.queue.place import place_runs
+from lorad.daemon.runs.facts import last_facts
+from lorad.daemon.runs.launch import launch
+from lorad.daemon.runs.settle import settle
+from lorad.daemon.runs.stop import stop as stop_run
+from lorad.daemon.runs.sweeps import halve
+from lorad.daemon.runs.take_in import take_in_or_end
+from lorad.daemon.serving.gateways import keep_gateways
+from lorad.daemon.serving.keep_loaded import hold
+from lorad.daemon.serving.keep_up import keep_serving
+from lorad.daemon.serving.table import keep_table
+from lorad.daemon.storage.budget import keep_budget
+from lorad.daemon.storage.prune import prune, prune_again
+from lorad.daemon.trim_logs import rotate
 from lorad.daemon.troubles import Item, each, guarded, of_run
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record

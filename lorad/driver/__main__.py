@@ -15,22 +15,22 @@ from pathlib import Path
 from lorad.startup import quick_imports
 
 with quick_imports():
+    from lorad.backends.trainer_setup import needs_base
+    from lorad.box.paths import AttemptDir, RunDir
     from lorad.driver.begin import connect
     from lorad.driver.driver import drive
     from lorad.driver.rewards import Rewarder
     from lorad.driver.session import Session, State, StopFlag, load_spec
-    from lorad.driver.trainers import needs_base
     from lorad.errors import AttestationFailed, LoradError, PoolLost, StorageError
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
-    from lorad.paths import AttemptDir, RunDir
     from lorad.protocol.driver_params import DriverParams, read_params
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.journal import EndFact, JournalWriter
     from lorad.protocol.structs import learn_structs
     from lorad.rl.data import load_data, load_eval
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.specs import fitted
+    from lorad.spec.model import fitted
 
 JOURNAL_LOST = 74  # EX_IOERR
 

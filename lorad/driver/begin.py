@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lorad.backends.trainer_setup import AXES, modules_of
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
 from lorad.driver.evaluate import evaluate, is_due
 from lorad.driver.inputs import compare_inputs, keep_inputs
 from lorad.driver.publish import publish
 from lorad.driver.session import Session, State, StopFlag
-from lorad.driver.trainers import AXES
 from lorad.errors import Conflict, PoolLost
 from lorad.models.facts import read_facts
 from lorad.protocol.calls import LoadVersion, Nothing, Open, Opened
@@ -26,8 +26,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import Input
 from lorad.protocol.journal import Attempt, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
-from lorad.specs import Trainer
-from lorad.trainers.setup import modules_of
+from lorad.spec.model import Trainer
 
 
 def connect(params: DriverParams, stop: StopFlag) -> Connection | None:

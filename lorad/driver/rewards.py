@@ -18,15 +18,15 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from lorad.box.machine import read_machine
+from lorad.box.paths import python_path
 from lorad.children import guard
 from lorad.driver.printed import pass_on
 from lorad.driver.reward_child import Ready, Reply, Setup
 from lorad.errors import SpecError
-from lorad.machine import read_machine
-from lorad.paths import python_path
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.reward import BUILTIN, RewardInput, builtin
-from lorad.specs import RewardSpec
+from lorad.spec.model import RewardSpec
 
 START_LIMIT = 60.0  # seconds for the import of a reward file
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for a guard to end what it started

@@ -15,7 +15,7 @@ from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generate, Generated
 from lorad.protocol.connection import Connection
 from lorad.rl.data import Example
-from lorad.specs import Rollout as RolloutSpec
+from lorad.spec.model import Rollout as RolloutSpec
 
 
 def sample(session: Session) -> Rollout:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
+from lorad.box.paths import RunDir
 from lorad.driver.rewards import Rewarder, Score
-from lorad.paths import RunDir
 from lorad.protocol.connection import Connection
 from lorad.protocol.driver_params import DriverParams
 from lorad.protocol.heartbeat import HEART
@@ -21,8 +21,8 @@ from lorad.protocol.journal import JournalWriter
 from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec_text import from_json
-from lorad.specs import Spec
+from lorad.spec.model import Spec
+from lorad.spec.text import from_json
 
 if TYPE_CHECKING:
     from lorad.driver.ahead import Ahead

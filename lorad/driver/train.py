@@ -11,7 +11,7 @@ from lorad.driver.session import Rollout, Sample, Session, Weighed
 from lorad.protocol.batch import Batch, LossStats, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import ForwardBackward, Logprobs, LogprobsOf, Nothing, OptimStep, Stepped
 from lorad.rl.schedule import learning_rate
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 
 ASYNC_CAP = 2.0  # of importance weights where sampling runs ahead; see `importance_cap`
 

@@ -1,6 +1,6 @@
 """`python -m lorad.gateway HOME`: the gateway of a home, until SIGTERM. Exit code 1: it could not start.
 
-`HOME front` and `HOME owner` are those of a home that several users share: see `front.py`.
+`HOME front` and `HOME owner` are those of a home that several users share: see `shared/front.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from lorad.startup import quick_imports
 
 with quick_imports():
-    from lorad import config
+    from lorad.box import config
+    from lorad.box.paths import AttemptDir, Home
     from lorad.errors import LoradError
     from lorad.gateway.server import serve
-    from lorad.paths import AttemptDir, Home
     from lorad.protocol.heartbeat import HEART
     from lorad.protocol.structs import learn_structs
 
@@ -47,10 +47,10 @@ def main() -> int:
 def gateway_of(home: Home, role: str) -> AbstractAsyncContextManager[object]:
     """The front never has a tokenizer or a template in it, and a user cannot read config.yaml of a shared home."""
     if role == "front":
-        from lorad.gateway.front import fronting
+        from lorad.gateway.shared.front import fronting
 
         return fronting(home, config.load(home.config).gateway)
-    from lorad.gateway.app import answering, answering_as_owner
+    from lorad.gateway.own.app import answering, answering_as_owner
 
     return answering_as_owner(home, os.getuid()) if role else answering(home, config.load(home.config).gateway)
 

@@ -1,5 +1,5 @@
 """Who may ask: on the socket this user and root, by the kernel's word, or all users where a shared daemon lets all see
-everything; on TCP who has a token, see `lorad/tokens.py`.
+everything; on TCP who has a token, see `lorad/box/tokens.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from aiohttp import web
 
+from lorad.box.tokens import Digests, Stamp, read_tokens, stamp_of
 from lorad.errors import SpecError
 from lorad.gateway.errors import ApiError
 from lorad.protocol.listener import may_call, uid_of
-from lorad.tokens import Digests, Stamp, read_tokens, stamp_of
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from lorad.errors import LoradError
+from lorad.files import write_whole
 from lorad.gateway.errors import ApiError, from_lorad
 from lorad.protocol.traffic import WINDOW, Figures, Told
 
@@ -209,10 +209,7 @@ async def _tell(traffic: Traffic, path: Path) -> None:
 
 def put(path: Path, told: Told) -> None:
     """Whole, by one rename; nobody needs it after a power cut. A disk that does not take it leaves the old one."""
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(msgspec.json.encode(told))
-        temporary.rename(path)
+        write_whole(path, msgspec.json.encode(told), durable=False)
     except OSError as error:
         log.debug("%s: %s", path, error)

@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
+from lorad.box.paths import AttemptDir
 from lorad.children.leftovers import living
 from lorad.errors import LoradError
-from lorad.paths import AttemptDir
 from lorad.pool import config as configuration
 from lorad.pool.config import log_directory
 from lorad.protocol.heartbeat import HEART

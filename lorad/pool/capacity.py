@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from lorad.machine import NO_LIMIT, read_machine
+from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.models.facts import read_facts
 from lorad.pool.share import CPU_CACHE, beside_base
 from lorad.pool.state import Pool

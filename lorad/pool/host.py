@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 import lorad
+from lorad.box.paths import Home, default_home
 from lorad.engines.base import Engine
 from lorad.errors import PoolLost
 from lorad.models.compute import Compute
 from lorad.models.facts import ModelFacts, read_facts, weights_sha256
-from lorad.paths import Home, default_home
 from lorad.pool.capacity import memory_for_adapters
-from lorad.pool.service import Service
+from lorad.pool.serve.service import Service
 from lorad.pool.start import Training, started
 from lorad.pool.state import Pool
 from lorad.pool.work import Rate, peak_of

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from lorad.backends.engine_registry import engine_class
+from lorad.backends.trainer_registry import trainer_class
 from lorad.engines.base import Engine
-from lorad.engines.registry import engine_class
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.compute import Compute
@@ -25,7 +26,6 @@ from lorad.protocol.ranks import RanksSetup
 from lorad.protocol.servers import ServerSetup
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings
-from lorad.trainers.registry import trainer_class
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import itertools
 
 from lorad.engines.base import Engine
 from lorad.errors import Conflict
-from lorad.pool.attest import Attester
+from lorad.pool.attest.attester import Attester
 from lorad.pool.fencing import Fence
 from lorad.pool.files import VersionFiles
 from lorad.pool.joint import Joint

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lorad.errors import Conflict
-from lorad.pool.canaries import Canaries
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.prediction import Files
+from lorad.pool.attest.verdict import Outcome
 from lorad.pool.loaded import Entry
-from lorad.pool.outcome import Outcome
-from lorad.pool.predict import Files
 from lorad.protocol.calls import Open
 from lorad.trainers.base import SlotInfo
 

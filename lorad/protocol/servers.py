@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+UNIX = "unix:"  # how the address of a server on a Unix socket begins
+
 
 class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Part of `pool.json`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lorad.errors import SpecError
-from lorad.specs import Spec
+from lorad.spec.model import Spec
 
 
 def refuse_contradictions(spec: Spec) -> None:

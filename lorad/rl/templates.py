@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
-from lorad.paths import python_path
+from lorad.box.paths import python_path
 
 Chat = Sequence[Mapping[str, Any]]
 AT_ONCE = 64  # chats in one request to the process

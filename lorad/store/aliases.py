@@ -6,8 +6,8 @@ import re
 import time
 
 from lorad.errors import NotFound, SpecError
-from lorad.spec_errors import NAME_HINT
-from lorad.specs import NAME
+from lorad.spec.errors import NAME_HINT
+from lorad.spec.model import NAME
 from lorad.store import events
 from lorad.store.db import Rows, Store
 from lorad.store.rows import AliasMoveRow, AliasRow

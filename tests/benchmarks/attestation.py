@@ -28,9 +28,9 @@ from lorad.models.directory import linear_shapes, read_config
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.protocol.calls import ForwardBackward, Generate, Nothing, Open, OptimStep, Publish
 from lorad.protocol.connection import Connection
-from tests import faulty_engines
 from tests.benchmarks.models import make
-from tests.pool_kit import OPEN, TINY, Running, learn, publish, running_pool
+from tests.kit.fakes import faulty_engines
+from tests.kit.pool_kit import OPEN, TINY, Running, learn, publish, running_pool
 
 FUSED: dict[str, Any] = {}
 APART: dict[str, Any] = {"mode": "resident", "dtype": "bfloat16"}
@@ -46,7 +46,7 @@ WARM = 2  # steps that are not counted
 def pool(**changes: Any) -> Iterator[tuple[Running, Path]]:
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lorad-")))
-        changes = {"engine_class": "tests.faulty_engines:Switched", **changes}
+        changes = {"engine_class": "tests.kit.fakes.faulty_engines:Switched", **changes}
         yield stack.enter_context(running_pool(root, **changes)), root
 
 

@@ -25,7 +25,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.world import World, world
+from tests.kit.world import World, world
 
 ALIAS, PROMPTS = "bot", ("7 3 1", "9 4", "5 2 8 6", "1 1 2")
 SPEC = """
@@ -105,9 +105,9 @@ class Traffic:
 
 
 async def measured(made: World, options: argparse.Namespace) -> dict[str, Any]:
-    versions = [f"a@{version['version']}" for version in made.client.adapters("a")]
+    versions = [f"a@{version.version}" for version in made.client.adapters("a")]
     made.client.swap(ALIAS, versions[0])
-    socket = made.until(lambda: made.client.status()["gateway"], "the gateway answers")
+    socket = made.until(lambda: made.client.status().gateway, "the gateway answers")
     timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.UnixConnector(socket, limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         traffic = Traffic(session, options.tokens, moves=[versions[0]], moved=1)
@@ -156,7 +156,7 @@ async def swapped(
 def processes(made: World) -> dict[str, int]:
     attempts = sorted((made.home.gateway / "attempts").iterdir())
     gateway = json.loads((attempts[-1] / "status.json").read_bytes())["pid"]
-    return {"gateway": gateway, "pool": made.client.pools()[0]["pid"], "daemon": made.client.status()["pid"]}
+    return {"gateway": gateway, "pool": made.client.pools()[0].pid, "daemon": made.client.status().pid}
 
 
 def look(pids: dict[str, int]) -> dict[str, float]:

@@ -23,12 +23,12 @@ import msgspec
 import psutil
 
 from lorad.protocol.journal import Attempt, EndFact, Record, StepFact, VersionFact, encode
-from lorad.specs import convert, to_json
+from lorad.spec.model import convert, to_json
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.db import Store
 from lorad.store.ingest import ingest
-from tests.world import World, world
+from tests.kit.world import World, world
 
 COMMANDS = (("list",), ("show", "NEWEST"), ("plot", "NEWEST"), ("adapters", "NEWEST"), ("list", "--all"))
 LIMIT = 1.5
@@ -121,7 +121,7 @@ def compared(long: World, empty: World, rounds: int) -> dict[str, Any]:
         took: dict[str, list[float]] = {"long": [], "empty": []}
         for _ in range(rounds):
             for kind, made in (("long", long), ("empty", empty)):
-                newest = made.client.list(all=True, limit=1)[0]["name"]
+                newest = made.client.list(all=True, limit=1)[0].name
                 took[kind].append(cold(made, [newest if word == "NEWEST" else word for word in command]))
         medians = {kind: 1e3 * statistics.median(values) for kind, values in took.items()}
         times = statistics.median(a / b for a, b in zip(took["long"], took["empty"], strict=True))
@@ -138,7 +138,7 @@ def cold(made: World, command: list[str]) -> float:
 
 
 def idle(made: World) -> dict[str, Any]:
-    daemon = psutil.Process(made.client.status()["pid"])
+    daemon = psutil.Process(made.client.status().pid)
     time.sleep(3.0)
     before, started = daemon.cpu_times(), time.monotonic()
     time.sleep(IDLE_SECONDS)

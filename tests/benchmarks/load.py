@@ -21,7 +21,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.world import World, world
+from tests.kit.world import World, world
 
 SPEC = """
 algorithm: {group_size: 4}
@@ -57,7 +57,7 @@ def measured(made: World, options: argparse.Namespace) -> Found:
         made.lorad("run", made.spec(SPEC), f"seed={len(run)}", "--name", run, "--detach")
     for run in runs:
         made.reached(run, 3)
-    daemon = psutil.Process(made.client.status()["pid"])
+    daemon = psutil.Process(made.client.status().pid)
     rounds = [one_round(made, runs, options, daemon) for _ in range(options.rounds)]
     busy = share(daemon, options.seconds)
     for run in runs:
@@ -108,7 +108,7 @@ def steps_during(made: World, runs: list[str], wait: Any) -> float:
 
 
 def steps_of(made: World, runs: list[str]) -> int:
-    return sum(run["step"] for run in made.client.list() if run["name"] in runs)
+    return sum(run.step for run in made.client.list() if run.name in runs)
 
 
 def share(process: psutil.Process, seconds: float) -> float:

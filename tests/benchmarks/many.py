@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.world import World, world
+from tests.kit.world import World, world
 
 SPEC = """
 deterministic: false
@@ -79,12 +79,12 @@ def alone(options: argparse.Namespace) -> Found:
 def idle_bytes(made: World) -> int | None:
     """The most that the same pool needs to load its base and to wait."""
     (pool,) = made.client.pools()
-    made.client.stop_pool(pool["pool"])
+    made.client.stop_pool(pool.pool)
     made.until(lambda: not made.client.pools(), "the pool has ended")
-    root = made.home.pool(pool["pool"])
+    root = made.home.pool(pool.pool)
     command = json.loads((root / "attempts" / "0001" / "command.json").read_text())
     with subprocess.Popen(command["argv"], env=os.environ | command["env"], cwd=root) as process:
-        made.until(lambda: made.home.pool_socket(pool["pool"]).exists(), "the pool serves")
+        made.until(lambda: made.home.pool_socket(pool.pool).exists(), "the pool serves")
         peak = peak_of(process.pid)
         process.terminate()
     return peak
@@ -121,14 +121,14 @@ class Watched:
 
     def look(self, made: World) -> None:
         for pool in made.client.pools():
-            if pool["pid"] and (peak := peak_of(pool["pid"])):
-                self.pools[pool["pid"]] = peak
-                if (told := pool["engine"].get("adapters_per_step")) is not None and len(pool["tenants"]) > 1:
+            if pool.pid and (peak := peak_of(pool.pid)):
+                self.pools[pool.pid] = peak
+                if isinstance(told := pool.engine.adapters_per_step, float) and len(pool.tenants) > 1:
                     self.adapters.append(told)
         for run in made.client.list():
-            for process in made.client.show(run["name"])["processes"]:
-                if process["role"] == "driver" and (peak := peak_of(process["pid"])):
-                    self.drivers[process["pid"]] = peak
+            for process in made.client.show(run.name).processes:
+                if process.role == "driver" and process.pid and (peak := peak_of(process.pid)):
+                    self.drivers[process.pid] = peak
 
 
 def peak_of(pid: int) -> int | None:
@@ -144,12 +144,12 @@ def watch(worlds: list[World], names: list[str], watched: Watched | None = None)
     """Until all runs are over. Raises SystemExit when one does not complete."""
     watched, deadline = watched or Watched(), time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
-        runs = [run for made in worlds for run in made.client.list() if run["name"] in names]
+        runs = [run for made in worlds for run in made.client.list() if run.name in names]
         for made in worlds:
             watched.look(made)
-        if failed := [run for run in runs if run["state"] == "ended" and run["reason"] != "completed"]:
-            raise SystemExit(f"{failed[0]['name']} {failed[0]['reason']}: {failed[0]['detail']}")
-        if all(run["state"] == "ended" for run in runs):
+        if failed := [run for run in runs if run.state == "ended" and run.reason != "completed"]:
+            raise SystemExit(f"{failed[0].name} {failed[0].reason}: {failed[0].detail}")
+        if all(run.state == "ended" for run in runs):
             return watched
         time.sleep(0.5)
     raise SystemExit(f"not all runs were over within {DEADLINE:.0f} s")
@@ -157,15 +157,15 @@ def watch(worlds: list[World], names: list[str], watched: Watched | None = None)
 
 def summary(homes: list[tuple[World, list[str]]], seconds: float, watched: Watched) -> Found:
     runs = [made.client.show(name) for made, names in homes for name in names]
-    steps = [step["metrics"] for made, names in homes for name in names for step in made.client.steps(name)]
+    steps = [step.metrics for made, names in homes for name in names for step in made.client.steps(name)]
     return {
         "seconds": seconds,
         "pools": len(watched.pools),
         "pool_bytes": sum(watched.pools.values()),
         "driver_bytes": sum(watched.drivers.values()),
-        "adapter_bytes": sum(run["trainable"]["parameters"] for run in runs) * ADAPTER_BYTES,
-        "rewards": {run["name"]: run["eval_last"] for run in runs},
-        "first_rewards": {run["name"]: run["eval_first"] for run in runs},
+        "adapter_bytes": sum(run.trainable.parameters for run in runs if run.trainable) * ADAPTER_BYTES,
+        "rewards": {run.name: run.eval_last for run in runs},
+        "first_rewards": {run.name: run.eval_first for run in runs},
         "verbs": {verb: sum(step[f"seconds_{verb}"] for step in steps) for verb in VERBS},
         "waited": sum(step.get("seconds_waited", 0.0) for step in steps),
         "stepping": sum(step["seconds"] for step in steps),

@@ -20,7 +20,7 @@ from lorad.models.loading import load_base
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.benchmarks.workload import RANK
-from tests.random_adapters import random_adapter
+from tests.kit.fakes.random_adapters import random_adapter
 
 ADAPTER_STD = 0.01  # as small as trained adapters are
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from lorad.paths import RunDir
+from lorad.box.paths import RunDir
 from lorad.protocol.journal import Record, read
 from tests.benchmarks.workload import (
     ALPHA,
@@ -37,7 +37,7 @@ from tests.benchmarks.workload import (
     Turn,
     play,
 )
-from tests.leftovers import kill_leftovers
+from tests.kit.leftovers import kill_leftovers
 
 DEADLINE = 300.0  # seconds for a whole run
 WARM_UP = 4

@@ -12,14 +12,14 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from lorad.backends.engine_registry import engine_class
 from lorad.children.process import Child
-from lorad.engines.registry import engine_class
 from lorad.engines.remote.dialect import Dialect, Piece
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Address, Http
 from lorad.engines.remote.settings import settings_of
 from lorad.protocol.batch import Sampling
-from tests.engines.places import setup_of
+from tests.engines.real.places import setup_of
 
 UPDATE_SECONDS = 120.0
 POLL_SECONDS = 0.25

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.box.paths import MEMORY
 from lorad.engines.base import AdapterSource, Engine
-from lorad.paths import MEMORY
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.trainers.base import SlotSpec
 from tests.benchmarks.merged import Merged
@@ -42,7 +42,7 @@ from tests.benchmarks.ours import Lorad
 from tests.benchmarks.ours import opened as trained
 from tests.benchmarks.plain_server import PlainServer, without_lora
 from tests.benchmarks.workload import ALPHA, LEARNING_RATE, RANK
-from tests.engines.places import KINDS, opened, python_of, variable
+from tests.engines.real.places import KINDS, opened, python_of, variable
 
 MODEL = "100m"
 CONTEXT = 128

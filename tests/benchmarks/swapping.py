@@ -20,12 +20,12 @@ import psutil
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import write_peft
+from lorad.box.paths import MEMORY
 from lorad.engines.base import AdapterSource, Engine
 from lorad.models.directory import linear_shapes, read_config
-from lorad.paths import MEMORY
 from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 from tests.benchmarks.workload import TINY
-from tests.random_adapters import random_adapter
+from tests.kit.fakes.random_adapters import random_adapter
 
 RANK = 8
 PROMPT_TOKENS = 8

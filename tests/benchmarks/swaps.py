@@ -28,8 +28,8 @@ from lorad.engines.base import Engine
 from tests.benchmarks import ours
 from tests.benchmarks.swapping import judged, swapped
 from tests.benchmarks.workload import TINY
-from tests.engines.places import KINDS, python_of, variable
-from tests.engines.places import opened as server
+from tests.engines.real.places import KINDS, python_of, variable
+from tests.engines.real.places import opened as server
 
 ENGINES = ("builtin", *KINDS)
 TOLERANCE = 1e-4  # nats, fp32

@@ -31,7 +31,7 @@ from rich.table import Table
 from tests.benchmarks.history import fill
 from tests.benchmarks.load import SPEC
 from tests.benchmarks.terminal import FRAME, Terminal
-from tests.world import World, world
+from tests.kit.world import World, world
 
 STEPS = 50  # of each run that ended
 CPU_LIMIT, PAINT_LIMIT, KEY_LIMIT = 0.10, 0.6, 0.050  # of a core; seconds; seconds, p95
@@ -120,7 +120,7 @@ def watched(terminal: Terminal, made: World, seconds: float) -> Found:
     """While nobody touches it."""
     assert terminal.shown(COMMAND) is not None, terminal.data.decode(errors="replace")
     time.sleep(2.0)
-    processes = [psutil.Process(pid) for pid in (terminal.process.pid, made.client.status()["pid"])]
+    processes = [psutil.Process(pid) for pid in (terminal.process.pid, made.client.status().pid)]
     before, began, steps = [cpu(one) for one in processes], len(terminal.data), steps_of(made)
     time.sleep(seconds)
     shares = [(cpu(one) - first) / seconds for one, first in zip(processes, before, strict=True)]
@@ -140,7 +140,7 @@ def cpu(process: psutil.Process) -> float:
 
 
 def steps_of(made: World) -> int:
-    return sum(run["step"] for run in made.client.list())
+    return sum(run.step for run in made.client.list())
 
 
 def keys(terminal: Terminal, count: int) -> Found:

@@ -17,7 +17,7 @@ from lorad.adapters.peft import write_peft
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.errors import AdapterRefused, Conflict, NotFound
 from lorad.protocol.batch import Batch, Prompt, Sampling
-from tests.random_adapters import Shapes, random_adapter
+from tests.kit.fakes.random_adapters import Shapes, random_adapter
 
 Completion = tuple[list[int], list[float], str]
 

@@ -12,12 +12,12 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widget import Widget
 
-from lorad.client import Client
+from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
-from lorad.tui.feed import ODD, Changes, Failed, Fresh, not_understood
+from lorad.tui.feed import Changes, Failed, Fresh
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.widgets.keybar import KeyBar
@@ -26,7 +26,6 @@ from lorad.tui.widgets.line import Line
 if TYPE_CHECKING:
     from lorad.tui.app import LoradApp
 
-Json = dict[str, Any]
 WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
 HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
 
@@ -152,9 +151,9 @@ class Base(Screen[None]):
             values = await self._values(action, targets, preset or {})
             if values is not None and await self._is_meant(action, targets, values):
                 await self._do(action, targets, values)
-        except (LoradError, *ODD) as error:
+        except LoradError as error:
             self._acted_on = self._subject(targets)
-            self.say_error(error if isinstance(error, LoradError) else not_understood(error))
+            self.say_error(error)
 
     def _refuse(self, action: Action, targets: Sequence[str]) -> None:
         """Raises NotAllowed, Conflict."""

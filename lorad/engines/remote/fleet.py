@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lorad.box.paths import private_directory
 from lorad.children.process import Child, sweep
 from lorad.engines.remote import routing
 from lorad.engines.remote.dialect import Dialect, ServerSettings
@@ -20,7 +21,6 @@ from lorad.engines.remote.http import Address, ServerGone, ServerRefused, Server
 from lorad.engines.remote.server import Server
 from lorad.engines.remote.settings import addresses, of_server
 from lorad.errors import AdapterRefused, AttestationFailed, EngineGone, LoradError, PoolLost
-from lorad.paths import private_directory
 from lorad.protocol.servers import ServerSetup
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from lorad.engines.remote.dialect import ServerSettings
 from lorad.engines.remote.http import Address
-from lorad.engines.setup import UNIX
 from lorad.errors import SpecError
-from lorad.protocol.servers import ServerSetup
+from lorad.protocol.servers import UNIX, ServerSetup
 
 SLOTS = 4  # distinct versions in one batch: the current one, the one before, and some that are served
 MAX_VERSIONS = 64

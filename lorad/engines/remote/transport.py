@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.peft import WEIGHTS, write_peft
+from lorad.box.paths import MEMORY, memory_directory
 from lorad.errors import StorageError
-from lorad.paths import MEMORY, memory_directory
 
 LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for adapters to travel through it
 

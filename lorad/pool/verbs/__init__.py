@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from lorad.pool.state import Pool
-from lorad.pool.verbs import about, generate, publish, save, slot, train, versions
+from lorad.pool.verbs import about, generate, open_close, publish, save, train, versions
 from lorad.protocol.calls import Call
 
 Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
 Stream = Callable[[Pool, Call, Any], AsyncGenerator[Any, None]]
 
 PLAIN: dict[str, Plain] = {
-    "open": slot.open_slot,
+    "open": open_close.open_slot,
     "forward_backward": train.forward_backward,
     "optim_step": train.optim_step,
     "discard_grads": train.discard_grads,
@@ -24,8 +24,8 @@ PLAIN: dict[str, Plain] = {
     "publish": publish.publish,
     "save": save.save,
     "unload": versions.unload,
-    "close": slot.close_slot,
-    "evict": slot.evict_slot,
+    "close": open_close.close_slot,
+    "evict": open_close.evict_slot,
     "hello": about.hello,
     "status": about.status,
     "shutdown": about.shutdown,

@@ -10,13 +10,13 @@ from lorad.adapters.adapter import Adapter
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
 from lorad.errors import AdapterRefused, Conflict
-from lorad.pool.amplify import Prediction
-from lorad.pool.canaries import Canaries
-from lorad.pool.live import Live, bring
-from lorad.pool.outcome import Claim
-from lorad.pool.predict import Files
+from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.prediction import Files
+from lorad.pool.attest.verdict import Claim
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
+from lorad.pool.verbs.bring_in import Live, bring
 from lorad.protocol.calls import Call, Publish, Published
 
 

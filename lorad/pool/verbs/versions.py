@@ -10,12 +10,12 @@ from lorad.adapters.peft import read_peft
 from lorad.adapters.validate import validate
 from lorad.engines.base import AdapterSource
 from lorad.errors import IntegrityError
-from lorad.pool.amplify import Prediction
-from lorad.pool.live import Predict, again, bring
+from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.prediction import Files
+from lorad.pool.attest.verdict import Claim
 from lorad.pool.loaded import Entry
-from lorad.pool.outcome import Claim
-from lorad.pool.predict import Files
 from lorad.pool.state import Pool
+from lorad.pool.verbs.bring_in import Predict, again, bring
 from lorad.protocol.calls import Attestation, Call, LetGo, Loaded, LoadVersion, Nothing, Unload
 
 CHANGED = "Its files were changed, and nothing was loaded; use another version."

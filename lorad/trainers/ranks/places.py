@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lorad
-from lorad.paths import private_directory
+from lorad.box.paths import private_directory
 from lorad.trainers.ranks import launch
 
 

@@ -1,0 +1,96 @@
+"""Can lorad use this server here? `python -m lorad.backends.engine_probe KIND [--no-start]`, for `lorad doctor`.
+
+Writes JSON on stdout, one object a line: {"note": text} while something takes its time, {"check": Finding}. Exits with
+0 when it could say what is the matter, whatever that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from lorad.backends.engine_checks import WANTED, interpreter, memory_filesystem
+from lorad.backends.engine_install import DISTRIBUTIONS, install_hint
+from lorad.box.config import Backend, load
+from lorad.box.paths import Home, default_home
+from lorad.children.findings import Finding, installation
+from lorad.errors import LoradError
+
+EXPECTED = "starting it on the builtin tiny model: half a minute to two minutes, the first time more"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m lorad.backends.engine_probe")
+    parser.add_argument("kind", choices=sorted(DISTRIBUTIONS))
+    parser.add_argument("--no-start", action="store_true")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, handlers=[Notes()])
+    asyncio.run(report(arguments.kind, start=not arguments.no_start))
+
+
+async def report(kind: str, *, start: bool) -> None:
+    async for finding in findings(kind, start=start):
+        write({"check": msgspec.to_builtins(finding)})
+
+
+async def findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
+    """Those of the trial only when nothing before it speaks against one."""
+    try:
+        backend = load(Home(default_home()).config).backends.get(kind)
+    except LoradError as error:
+        yield Finding("config", False, error.message, error.hint)
+        return
+    first = interpreter(kind, backend)
+    yield first
+    if backend is None or backend.python is None or not first.ok:
+        return
+    device, sound = "cpu", True
+    for finding in installation(backend.python, backend.env, WANTED[kind], install_hint(kind)):
+        sound = sound and finding.ok
+        device = "cuda:0" if finding.facts.get("cuda_available") else device
+        yield finding
+    yield memory_filesystem()
+    if sound:
+        async for finding in tried(kind, backend, device, start=start):
+            yield finding
+
+
+async def tried(kind: str, backend: Backend, device: str, *, start: bool) -> AsyncIterator[Finding]:
+    from lorad.backends.engine_trial import command, trial
+
+    yield command(kind, backend, device)
+    if not start:
+        return
+    write({"note": EXPECTED})
+    work = Path(tempfile.mkdtemp(prefix="lr-doctor-"))
+    try:
+        async for finding in trial(kind, backend, device, work):
+            yield finding
+    except LoradError as error:
+        hint = "Mend what the last lines say. `lorad doctor --json` has the command, to be started by hand."
+        yield Finding("trial", False, error.message, hint)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+class Notes(logging.Handler):
+    """What the engine logs while it starts."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write({"note": record.getMessage()})
+
+
+def write(line: object) -> None:
+    os.write(1, msgspec.json.encode(line) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A server tried out: started on the builtin tiny model, given a random adapter, compared with the builtin engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.targets import leaf
+from lorad.backends.engine_registry import engine_class
+from lorad.box.config import Backend
+from lorad.children.findings import Finding
+from lorad.engines.base import BASE, AdapterSource, Engine
+from lorad.engines.remote.dialect import ServerSettings
+from lorad.engines.remote.engine import RemoteEngine
+from lorad.engines.remote.settings import settings_of
+from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.protocol.batch import Batch, Prompt, Sampling
+from lorad.protocol.servers import ServerSetup
+
+TINY = resolve("builtin:tiny")
+SHAPES = linear_shapes(read_config(TINY))
+RANK = 8
+MEMORY_FRACTION = 0.3  # of a GPU that others may be using
+SAMPLES, NEW_TOKENS = 8, 32
+LIMITS = {"float32": 1e-3, "bfloat16": 0.1}  # nats, mean: the servers were seen at 1e-7 and 2e-3
+VERSION = "trial@1"
+CANARIES = Batch.of(
+    [
+        (np.array([5, 9, 7, 11], np.int32), [np.array([8, 6, 10, 7, 12], np.int32), np.array([7], np.int32)]),
+        (np.array([12, 4], np.int32), [np.arange(4, 20, dtype=np.int32)]),
+    ]
+)
+
+
+def setup_of(backend: Backend) -> ServerSetup:
+    return ServerSetup(
+        python=str(backend.python),
+        env=backend.env,
+        max_rank=16,
+        targets=tuple(sorted({leaf(module) for module in SHAPES})),
+        context_length=256,
+    )
+
+
+def dtype_on(device: str) -> str:
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def command(kind: str, backend: Backend, device: str) -> Finding:
+    """What lorad starts, for whoever wants to start it by hand."""
+    settings = settings_on(backend, device)
+    dialect = remote(kind).dialect()
+    argv = dialect.command(str(backend.python), settings, Path("SOCKET"))
+    facts = {"argv": argv, "environment": dialect.environment(settings), "env_of_config": sorted(backend.env)}
+    return Finding("command", True, f"{len(argv)} arguments; --json tells them", facts=facts)
+
+
+def settings_on(backend: Backend, device: str) -> ServerSettings:
+    return settings_of(
+        setup_of(backend),
+        model=TINY,
+        dtype=dtype_on(device),
+        device=device,
+        threads=1,
+        memory_fraction=MEMORY_FRACTION,
+        sleep=False,
+    )
+
+
+def remote(kind: str) -> type[RemoteEngine]:
+    found = engine_class(kind)
+    assert issubclass(found, RemoteEngine)
+    return found
+
+
+@asynccontextmanager
+async def started(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[RemoteEngine]:
+    engine = await remote(kind).open(setup_of(backend), settings_on(backend, device), SHAPES, work=work)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIterator[Finding]:
+    """One finding after the other. Raises LoradError when the server does not start or refuses the adapter."""
+    adapter = random_adapter()
+    source = AdapterSource(adapter.digest(), adapter=adapter)
+    clock = Clock()
+    async with started(kind, backend, device, work) as engine:
+        yield clock.finding("start", "until it took requests")
+        await engine.load(VERSION, source)
+        yield clock.finding("load", "for one adapter")
+        tokens = await sample(engine)
+        yield clock.finding("sample", f"for {tokens} tokens of {SAMPLES} samples")
+        theirs = [await engine.score(version, CANARIES) for version in (BASE, VERSION)]
+        yield clock.finding("score", f"for {CANARIES.completions.size} tokens, twice")
+    yield clock.finding("stop", "until nothing of it was left")
+    ours = await builtin_scores(source)
+    yield compared(theirs, ours, dtype_on(device))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def finding(self, name: str, what: str) -> Finding:
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        return Finding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
+
+
+async def sample(engine: Engine) -> int:
+    prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(SAMPLES, dtype=np.uint64))
+    sampling = Sampling(max_new_tokens=NEW_TOKENS, stream=False)
+    return sum([chunk.tokens.size async for chunk in engine.generate("trial", VERSION, [prompt], sampling)])
+
+
+def random_adapter() -> Adapter:
+    """On every linear; of an effect that nobody can miss."""
+    rng = np.random.default_rng(0)
+    modules = tuple(sorted(module for module in SHAPES if module != "lm_head"))
+    tensors = {}
+    for module in modules:
+        out, into = SHAPES[module]
+        tensors[f"{module}.lora_A.weight"] = rng.normal(0, 0.1, (RANK, into)).astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = rng.normal(0, 0.1, (out, RANK)).astype(np.float32)
+    return Adapter(AdapterConfig(RANK, 2.0 * RANK, modules), tensors)
+
+
+async def builtin_scores(source: AdapterSource) -> list[np.ndarray]:
+    """What lorad's own forward says of the canaries, in fp32 on the CPU: of the base, then of the adapter."""
+    import torch
+
+    from lorad.engines.builtin.engine import BuiltinEngine
+    from lorad.models.compute import Compute
+    from lorad.models.loading import load_base
+
+    compute = Compute()
+    engine = BuiltinEngine(load_base(TINY, torch.float32, torch.device("cpu")), compute, TINY)
+    try:
+        await engine.load(VERSION, source)
+        return [await engine.score(version, CANARIES) for version in (BASE, VERSION)]
+    finally:
+        await engine.close()
+        compute.close()
+
+
+def compared(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: str) -> Finding:
+    """Base against base and adapter against adapter; NaN is a difference."""
+    differences = [np.abs(a.astype(np.float64) - b) for a, b in zip(theirs, ours, strict=True)]
+    worst = [float(difference.max()) for difference in differences]
+    limit = LIMITS[dtype]
+    ok = all(float(difference.mean()) <= limit for difference in differences)
+    base, adapter = worst
+    detail = f"differ by at most {base:.1e} (base) and {adapter:.1e} (adapter) from lorad's own, in {dtype}"
+    hint = (
+        "The server does not compute what lorad trains: samples would be of another policy. "
+        "Another version of it, or of its kernels, may be sound."
+    )
+    return Finding("logprobs", ok, detail, hint, {"base": base, "adapter": adapter, "mean_limit": limit})

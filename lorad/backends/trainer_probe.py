@@ -1,0 +1,60 @@
+"""python -m lorad.backends.trainer_probe KIND: can lorad use this trainer here? For `lorad doctor --trainer KIND`.
+
+Writes JSON on stdout, {"check": Finding} for each. Exits with 0 when it could say what is the matter, whatever that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from lorad.backends.trainer_install import NEEDED, TRIED, installed_versions, interpreter_of, mending_hint, older
+from lorad.box.config import Backend, load
+from lorad.box.paths import Home, default_home
+from lorad.children.findings import Finding, Wanted, installation
+from lorad.errors import LoradError
+
+WANTED = {
+    "fsdp": Wanted(
+        ("transformers", "peft"), ("torch.distributed.fsdp", "transformers", "peft", "accelerate", "msgspec")
+    ),
+    "megatron": Wanted(
+        ("transformers", "transformer-engine", "triton", "peft"),
+        ("megatron.core", "megatron.bridge", "megatron.bridge.peft.lora", "msgspec"),
+        for_gpus=("transformer_engine.pytorch",),
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m lorad.backends.trainer_probe")
+    parser.add_argument("kind", choices=sorted(NEEDED))
+    for finding in findings(parser.parse_args().kind):
+        os.write(1, msgspec.json.encode({"check": finding}) + b"\n")
+
+
+def findings(kind: str) -> Iterator[Finding]:
+    try:
+        backend = load(Home(default_home()).config).backends.get(kind, Backend())
+    except LoradError as error:
+        yield Finding("config", False, error.message, error.hint)
+        return
+    try:
+        python = interpreter_of(kind, backend.python)
+        versions = installed_versions(kind, python)
+    except LoradError as error:
+        yield Finding("interpreter", False, error.message, error.hint)
+        return
+    old = older(kind, versions)
+    told = ", ".join(f"{name} {versions[name]}" for name in TRIED[kind])
+    about = f" ({'; '.join(old)})" if old else ""
+    facts = {"python": str(python), "versions": dict(versions), "env": sorted(backend.env)}
+    yield Finding("interpreter", not old, f"{told} in {python}{about}", mending_hint(kind), facts)
+    yield from installation(python, backend.env, WANTED[kind], mending_hint(kind))
+
+
+if __name__ == "__main__":
+    main()

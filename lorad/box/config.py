@@ -1,0 +1,257 @@
+"""`config.yaml` of a home: what holds for every run of a box. Frozen; unknown keys are refused.
+
+What a key means stands once, under `Attributes:` of its section; docs/configuration.md shows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lorad.bounds import SPEC_BYTES
+from lorad.errors import SpecError
+from lorad.files import read_file
+
+Variable = Annotated[str, Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
+PositiveSeconds = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class AlarmLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an alarm is raised (`alarms` of config.yaml); null is never.
+
+    Attributes:
+        stall: seconds without a step, and at least ten times what the last step took.
+        kl: mean KL per token to the reference policy, in nats.
+        entropy: mean entropy per token, in nats, below which hardly anything is tried.
+        truncated: share of completions cut at rollout.max_new_tokens.
+        zero_variance: share of groups whose samples all have the same reward, from which nothing is learnt.
+        logprob_difference: mean difference per token between engine and trainer, in nats.
+        disk: free bytes on the disk of the runs, below which the alarm is raised.
+    """
+
+    stall: Positive | None = 120.0
+    kl: Positive | None = 0.5
+    entropy: Positive | None = 0.005
+    truncated: Share | None = 0.5
+    zero_variance: Share | None = 0.8
+    logprob_difference: Positive | None = 0.05
+    disk: Annotated[int, Meta(gt=0)] | None = 5 << 30
+
+
+class Backend(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a backend that lorad knows is installed, or a backend of the user's own.
+
+    Attributes:
+        engine: `module:Class` of an engine of your own.
+        trainer: `module:Class` of a trainer of your own.
+        pythonpath: directory that these classes are imported from.
+        python: interpreter of the virtual environment in which the backend is installed.
+        env: variables added to the environment of its processes; they may be secrets, so they are neither logged nor
+            kept in the database.
+    """
+
+    engine: str | None = None
+    trainer: str | None = None
+    pythonpath: str | None = None
+    python: Path | None = None
+    env: dict[str, str] = {}
+
+
+class RuntimeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How pools compute on this box; auto chooses for the model's size and the machine's load.
+
+    Attributes:
+        threads: compute threads of a pool on the CPU.
+        wait_policy: how OpenMP's threads wait: passive ones sleep, active ones spin.
+        malloc: auto lets malloc keep what a step frees; off leaves it as it is.
+    """
+
+    threads: Annotated[int, Meta(gt=0, le=4096)] | Literal["auto"] = "auto"
+    wait_policy: Literal["auto", "passive", "active"] = "auto"
+    malloc: Literal["auto", "off"] | bool = "auto"  # YAML reads a bare `off` as false
+
+    @property
+    def tunes_malloc(self) -> bool:
+        return self.malloc in ("auto", True)
+
+
+class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the gateway listens beside its socket; both keys are given, or none.
+
+    Attributes:
+        port: port on 127.0.0.1, for whoever has a token.
+        tokens: YAML file, readable by its owner only, of `owner: token` or a list of tokens; a token may stand there as
+            `sha256:` and its digest.
+    """
+
+    port: Annotated[int, Meta(gt=0, le=65535)] | None = None
+    tokens: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.port is None) != (self.tokens is None):
+            raise ValueError("gateway: port and tokens go together")
+
+
+class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a process counts as hung, and how large logs become.
+
+    Attributes:
+        hang: seconds without a heartbeat (a stopped process, a machine that swaps) after which a process is killed.
+        stall: seconds with heartbeats and work, and without progress, after which a process is killed.
+        log_bytes: size in bytes above which the older half of a log is removed.
+    """
+
+    hang: PositiveSeconds = 120.0
+    stall: PositiveSeconds = 1800.0
+    log_bytes: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
+
+
+class Limit(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one user may have at a time; null is no limit.
+
+    Attributes:
+        devices: devices that their runs hold.
+        runs: their runs under way.
+        disk: bytes of all their runs.
+        priority: highest `resources.priority` of their runs in a daemon that several users share; admins are exempt.
+    """
+
+    devices: Annotated[int, Meta(ge=0)] | None = None
+    runs: Annotated[int, Meta(ge=0)] | None = None
+    disk: Annotated[int, Meta(ge=0)] | None = None
+    priority: int = 0
+
+
+class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who runs next, and how much each user may have.
+
+    Attributes:
+        preemption: a run may stop those of lower priority at their next step; these are queued again.
+        idle_timeout_wanted: seconds that an idle pool stays while another user waits for its device.
+        limits: limits of every user who is not named in `users`.
+        users: limits of some users, by name.
+    """
+
+    preemption: bool = True
+    idle_timeout_wanted: PositiveSeconds = 10.0
+    limits: Limit = Limit()
+    users: dict[str, Limit] = {}
+
+    def limit_of(self, user: str) -> Limit:
+        return self.users.get(user, self.limits)
+
+
+class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may do what in a daemon that several users share.
+
+    Attributes:
+        read: who sees a run: all, or its owner alone.
+        admins: names of users who may do everything.
+    """
+
+    read: Literal["all", "owner"] = "all"
+    admins: list[str] = []
+
+
+class Devices(Struct, frozen=True, forbid_unknown_fields=True):
+    """The devices of a machine without a GPU.
+
+    Attributes:
+        cpu_slots: how many pools compute on the CPU at a time.
+    """
+
+    cpu_slots: Annotated[int, Meta(gt=0, le=64)] = 1
+
+
+class Metrics(Struct, frozen=True, forbid_unknown_fields=True):
+    """Figures for Prometheus.
+
+    Attributes:
+        port: port on 127.0.0.1; every user of the machine can read what is served there.
+    """
+
+    port: Annotated[int, Meta(gt=0, le=65535)] | None = None
+
+
+class Tui(Struct, frozen=True, forbid_unknown_fields=True):
+    """How `lorad tui` looks and what it allows.
+
+    Attributes:
+        theme: `dark`, `light`, `contrast`, `ansi`, or a theme of Textual's.
+        keymap: other keys by the ids that the help screen (`?`) lists, such as `{run.kill: ctrl+k}`.
+        readonly: only look; nothing can be started, stopped or removed.
+    """
+
+    theme: str = "dark"
+    keymap: dict[str, str] = {}
+    readonly: bool = False
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds for every run of a box.
+
+    Attributes:
+        storage: directory for bulk files of runs; null is the home itself.
+        idle_timeout: seconds that a pool without runs stays warm, with or without a daemon.
+        disk_budget: bytes of runs above which leftovers, and then samples and versions of ended runs to which nothing
+            refers, are deleted without being asked for; null never deletes.
+        environment: variables that runs inherit from the daemon where they do not inherit all (a shared daemon).
+        secrets: a file for each variable, readable by its owner only, that holds its value. It is read just before a
+            process starts, and written nowhere.
+        backends: where backends are installed, by name.
+    """
+
+    storage: Path | None = None
+    idle_timeout: float = 600.0
+    disk_budget: Annotated[int, Meta(gt=0)] | None = None
+    environment: list[Variable] = []
+    secrets: dict[Variable, Path] = {}
+    supervision: Supervision = Supervision()
+    queue: Queue = Queue()
+    sharing: Sharing = Sharing()
+    devices: Devices = Devices()
+    metrics: Metrics = Metrics()
+    backends: dict[str, Backend] = {}
+    runtime: RuntimeSettings = RuntimeSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    alarms: AlarmLimits = AlarmLimits()
+    tui: Tui = Tui()
+
+
+def load(path: Path) -> Config:
+    """The configuration in `path`; the defaults when there is none. Raises SpecError."""
+    import yaml
+
+    from lorad.spec.yaml import compose, refuse_doubles
+
+    if not path.exists():
+        return Config()
+    try:
+        text = read_file(path, SPEC_BYTES).decode()
+        refuse_doubles(compose(text, str(path)), str(path))
+        return msgspec.convert(yaml.safe_load(text) or {}, Config, dec_hook=_path)
+    except (OSError, UnicodeDecodeError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {told}", hint="It is a text file of YAML.") from None
+    except msgspec.ValidationError as error:
+        raise SpecError(
+            f"{path}: {error}", hint="Mend or remove that key; docs/configuration.md has them all."
+        ) from None
+    except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
+        raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
+
+
+def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:
+    """The backends as one process passes them to another."""
+    return msgspec.convert(plain, dict[str, Backend], dec_hook=_path)
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str) and Path(value).expanduser().is_absolute():
+        return Path(value).expanduser()
+    raise ValueError(f"expected an absolute path, got {value!r}")

@@ -1,0 +1,278 @@
+"""Where everything lies: `LORAD_HOME`, run directories, attempt directories, sockets."""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import os
+import pwd
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorad.errors import NotAllowed
+
+SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
+MEMORY = Path("/dev/shm")
+
+
+INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
+
+
+def checkout() -> Path | None:
+    """The source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
+    return INSTALLED if (INSTALLED / ".ci" / "setup-engines").is_file() else None
+
+
+def python_path(*others: str | None) -> str:
+    """A PYTHONPATH in which this lorad comes first, then what others say."""
+    entries = [str(INSTALLED), *(entry for entry in others if entry)]
+    return os.pathsep.join(dict.fromkeys(os.pathsep.join(entries).split(os.pathsep)))
+
+
+def default_home() -> Path:
+    """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`."""
+    if home := os.environ.get("LORAD_HOME"):
+        return Path(home).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "lorad"
+
+
+def socket_path(wanted: Path) -> Path:
+    """`wanted`, or a short stand-in under the user's runtime directory when it is too long for a Unix socket.
+
+    The stand-in is derived from `wanted` alone, so that every process finds the same one. Its directory is 0700.
+    """
+    if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
+        return wanted
+    return _runtime_directory() / (hashlib.sha256(os.fsencode(wanted)).hexdigest()[:16] + ".sock")
+
+
+def private_directory(owner: Path) -> Path:
+    """A directory of `owner`'s, 0700 and of a short name, for sockets and what third parties call temporary files.
+
+    Derived from `owner` alone; whoever uses it makes and removes it.
+    """
+    return _runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
+
+
+def memory_directory(owner: Path) -> Path:
+    """A directory of `owner`'s in memory, where the machine has such a file system: derived from `owner` and the user
+    alone; whoever uses it makes and removes it."""
+    return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]}"
+
+
+def _runtime_directory() -> Path:
+    """Raises PermissionError when somebody else was there first."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    directory = Path(runtime) / f"lorad-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    there = directory.lstat()
+    if there.st_uid != os.getuid() or not stat.S_ISDIR(there.st_mode) or there.st_mode & 0o077:
+        raise PermissionError(f"{directory} must be a directory that belongs to you and is 0700")
+    return directory
+
+
+def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
+    """Raises NotAllowed for a directory that other users may write to: they could put their own files in place of
+    lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there already."""
+    there = directory.stat()
+    wrong = ""
+    if there.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+        wrong = f"belongs to user {there.st_uid}"
+    elif there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not is_own_group(there.st_gid)):
+        wrong = "" if shared_place and there.st_mode & stat.S_ISVTX else "may be written to by other users"
+    if wrong:
+        raise NotAllowed(
+            f"{directory} {wrong} (mode {stat.S_IMODE(there.st_mode):04o})",
+            hint=f"Use a directory of your own in it, as {directory / 'lorad'}; or, if nobody else needs to write "
+            f"there, `chmod go-w {directory}`. Its mode was not changed.",
+        )
+
+
+def is_own_group(gid: int) -> bool:
+    """Whether it is the group of this user alone, as many systems make one for each user."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """What the shim of one process life writes and reads: see `lorad/daemon/process/shim.py`."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def command(self) -> Path:
+        """`command.json` {argv, env, cwd, run, role, attempt}: written before the shim starts."""
+        return self.root / "command.json"
+
+    @property
+    def spec(self) -> Path:
+        """`spec.json` of a run's attempt: the resolved spec that it goes by."""
+        return self.root / "spec.json"
+
+    @property
+    def status(self) -> Path:
+        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before, oom_after}."""
+        return self.root / "status.json"
+
+    @property
+    def log(self) -> Path:
+        """stdout and stderr of the process."""
+        return self.root / "log"
+
+    @property
+    def killed(self) -> Path:
+        """`killed.json` {why, at}: the daemon wrote it before it killed the process."""
+        return self.root / "killed.json"
+
+    @property
+    def work(self) -> Path:
+        """Where the process itself writes. Where it belongs to another user than the daemon it has one of its own:
+        nothing beside it is theirs."""
+        theirs = self.root / "work"
+        return theirs if theirs.is_dir() else self.root
+
+    @property
+    def heartbeat(self) -> Path:
+        """See `lorad/protocol/heartbeat.py`."""
+        return self.work / "heartbeat"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """`runs/<name>/`: everything that a run is; the journal is the truth."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def spec(self) -> Path:
+        """The resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
+        return self.root / "spec.json"
+
+    @property
+    def spec_text(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def versions(self) -> Path:
+        return self.root / "versions"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples"
+
+    @property
+    def origin(self) -> Path:
+        """Of a fork: the checkpoint, or the version, that it begins with."""
+        return self.root / "origin"
+
+    @property
+    def reference(self) -> Path:
+        """The adapter that its KL penalty is measured against, where that is not the base."""
+        return self.root / "reference"
+
+    def version(self, number: int) -> Path:
+        return self.versions / f"{number:06d}"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        """Checkpoints carry their attempt, so that a resume never replaces one that exists."""
+        return self.checkpoints / f"{step:06d}-a{attempt}"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.root / "attempts" / f"{number:04d}")
+
+
+@dataclass(frozen=True)
+class Home:
+    """`LORAD_HOME`: a fresh one is a fresh world."""
+
+    root: Path
+
+    @property
+    def socket(self) -> Path:
+        return socket_path(self.root / "lorad.sock")
+
+    @property
+    def shared_by(self) -> int | None:
+        """The user whose daemon serves this one from a home of theirs; None where the home is one's own."""
+        try:
+            owner = self.root.stat().st_uid
+        except OSError:
+            return None
+        return None if os.getuid() in (0, owner) else owner
+
+    @property
+    def database(self) -> Path:
+        return self.root / "lorad.db"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def daemon_lock(self) -> Path:
+        return self.root / "daemon.lock"
+
+    @property
+    def daemon_log(self) -> Path:
+        return self.root / "logs" / "daemon.log"
+
+    @property
+    def journal(self) -> Path:
+        """The daemon's own facts: runs created and removed, moves."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def pools(self) -> Path:
+        return self.root / "pools"
+
+    def run(self, name: str) -> RunDir:
+        return RunDir(self.runs / name)
+
+    @property
+    def gateway(self) -> Path:
+        """The gateway's directory: its attempts, and `table.json`, what it serves under which name."""
+        return self.root / "gateway"
+
+    @property
+    def gateway_socket(self) -> Path:
+        return socket_path(self.root / "gateway.sock")
+
+    def gateway_of(self, uid: int) -> Path:
+        """Of a shared daemon: the directory of the gateway that runs as this user, and serves what is theirs."""
+        return self.gateway / "owners" / str(uid)
+
+    def gateway_socket_of(self, uid: int) -> Path:
+        return self.gateway_of(uid) / "work" / "gateway.sock"
+
+    def pool(self, pool_id: str) -> Path:
+        return self.pools / pool_id
+
+    def pool_socket(self, pool_id: str) -> Path:
+        return socket_path(self.pool(pool_id) / "pool.sock")

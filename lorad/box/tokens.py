@@ -1,0 +1,82 @@
+"""The file of tokens by which a gateway knows who asks it over TCP.
+
+YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` and the digest in hex. The file must be
+readable by its owner only, and is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lorad.box.config import GatewaySettings
+from lorad.errors import SpecError
+
+DIGEST = "sha256:"
+SHORTEST = 16  # characters of a token; shorter ones can be guessed
+Digests = dict[str, list[bytes]]
+Stamp = tuple[int, ...] | None
+
+
+def tokens_trouble(settings: GatewaySettings) -> str:
+    """Why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served there."""
+    if settings.tokens is None:
+        return ""
+    try:
+        owners = read_tokens(settings.tokens)
+    except OSError as error:
+        told = f"{settings.tokens}: {error.strerror}. Write `owner: token` into it, one a line, and chmod 600 it."
+    except SpecError as error:
+        told = f"{error.message}. {error.hint}"
+    else:
+        told = "" if owners else f"{settings.tokens} names no owners. Write `owner: token`, one a line."
+    return f"gateway.tokens of config.yaml: {told} Until then everybody gets 401 over TCP." if told else ""
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Another one when the file, its mode or its owner changed; empty when there is none."""
+    try:
+        there = path.stat()
+    except OSError:
+        return ()
+    return there.st_ino, there.st_mtime_ns, there.st_ctime_ns, there.st_size
+
+
+def read_tokens(path: Path) -> Digests:
+    """owner -> sha256 of each token. Raises SpecError, OSError."""
+    import yaml
+
+    there = path.stat()
+    if not stat.S_ISREG(there.st_mode):
+        raise SpecError(f"{path} is no file", hint="Write `owner: token`, one a line.")
+    if there.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or there.st_uid not in (os.getuid(), 0):
+        raise SpecError(f"{path} is readable by others", hint=f"chmod 600 {path}")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):  # its words would quote the file
+        raise SpecError(f"{path} is not YAML", hint="Write `owner: token`, one a line.") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"{path} names no owners", hint="Write `owner: token`, one a line.")
+    return {str(owner): [digest_of(token, path) for token in several(given)] for owner, given in data.items()}
+
+
+def several(given: Any) -> Iterator[Any]:
+    yield from given if isinstance(given, list) else [given]
+
+
+def digest_of(token: Any, path: Path) -> bytes:
+    if isinstance(token, str) and token.startswith(DIGEST):
+        try:
+            digest = bytes.fromhex(token.removeprefix(DIGEST))
+        except ValueError:
+            digest = b""
+        if len(digest) == hashlib.sha256().digest_size:
+            return digest
+        raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
+    if not isinstance(token, str) or len(token) < SHORTEST:
+        raise SpecError(f"{path} has a token that is no string of at least {SHORTEST} characters", hint="Quote it.")
+    return hashlib.sha256(token.encode()).digest()

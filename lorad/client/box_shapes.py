@@ -1,0 +1,225 @@
+"""The answers of the daemon about pools, devices, itself and its files. UNSET: the answer has no such key."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+from lorad.protocol.status import Capacity
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+class PoolRun(Struct, frozen=True):
+    """A run with an open slot in a pool."""
+
+    run: str
+    phase: str = ""  # the verb under way, or `idle`
+    bytes: int = 0  # of the slot
+    waited: float = 0.0  # seconds for its turn
+
+
+class Why(Struct, frozen=True):
+    source: str
+    text: str = ""
+
+
+class Runtime(Struct, frozen=True):
+    """What the process of a pool was started with."""
+
+    threads: int
+    wait_policy: str = ""
+    malloc: dict[str, int] = {}
+    reasons: dict[str, Why] = {}  # of threads, wait_policy and malloc
+
+
+class Engine(Struct, frozen=True):
+    """Before the pool answers there is only the name; see EngineHealth in lorad/engines/base.py."""
+
+    name: str = ""
+    software: str | UnsetType | None = UNSET
+    alive: bool | UnsetType = UNSET
+    asleep: bool | UnsetType = UNSET
+    running: int | UnsetType = UNSET
+    waiting: int | UnsetType = UNSET
+    slots_used: int | UnsetType | None = UNSET
+    slots: int | UnsetType | None = UNSET
+    prefix_hits: float | UnsetType | None = UNSET
+    cache_used: float | UnsetType | None = UNSET
+    detail: str | UnsetType = UNSET
+    adapters_per_step: float | UnsetType | None = UNSET
+
+
+class Trainer(Struct, frozen=True):
+    """Before the pool answers there is only the name; see TrainerHealth in lorad/trainers/base.py."""
+
+    name: str = ""
+    software: dict[str, str] | UnsetType = UNSET
+    alive: bool | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+    here: bool | UnsetType = UNSET  # its base is on its devices, not in host memory
+    memory: int | UnsetType | None = UNSET
+    memory_peak: int | UnsetType | None = UNSET
+
+
+class Pool(Struct, frozen=True):
+    pool: str
+    state: str = ""
+    model: str = ""
+    pid: int | None = None
+    device: str = ""  # the first one
+    mode: str = ""
+    threads: int | None = None
+    runtime: Runtime | None = None
+    tenants: list[str] = []  # names of the runs in it
+    runs: list[PoolRun] = []
+    capacity: Capacity | None = None
+    loaded: list[str] = []  # run@version
+    engine_tokens_per_second: float = 0.0
+    trainer_tokens_per_second: float = 0.0
+    engine: Engine = Engine()
+    trainer: Trainer = Trainer()
+    devices: list[str] = []
+    memory_bytes: int | None = None
+    idle_seconds: float = 0.0
+
+
+class Lease(Struct, frozen=True):
+    pool: str | None = None
+    uid: int | None = None
+    user: str = ""
+    why: str = ""
+    since: float | None = None
+    free_after: float | None = None  # seconds of idleness
+
+
+class DeviceProcess(Struct, frozen=True):
+    pid: int
+    user: str = ""
+    name: str = ""
+    memory: int | None = None
+    ours: bool = False  # of a pool of this daemon
+
+
+class Device(Struct, frozen=True):
+    device: str
+    name: str = ""
+    memory_total: int = 0
+    memory_used: int = 0
+    utilization: float | None = None  # 0 to 1
+    pool: str | None = None  # of this daemon; the lease names those of others as well
+    lease: Lease | None = None
+    processes: list[DeviceProcess] = []
+
+
+class Orphan(Struct, frozen=True):
+    """A process of this home that no attempt accounts for."""
+
+    pid: int
+    attempt: str
+    command: str = ""
+    user: str = ""
+
+
+# -- the daemon --------------------------------------------------------------------------------------------------------
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, as the daemon sees it."""
+
+    user: str = ""
+    admin: bool = True
+
+
+class Disk(Struct, frozen=True):
+    """The filesystem that runs write to."""
+
+    free: int
+    total: int = 0
+
+
+class DatabaseSize(Struct, frozen=True):
+    schema: str | None = None
+    bytes: int = 0
+
+
+class Status(Struct, frozen=True):
+    pid: int = 0
+    version: str = ""
+    home: str = ""
+    caller: Caller = Caller()
+    shared: bool = False  # by several users
+    started_at: float = 0.0
+    gateway: str | None = None  # its socket; None while none answers
+    url: str | None = None  # the base URL where it listens on TCP
+    url_trouble: str = ""  # why it lets nobody in there
+    runs: dict[str, int] = {}  # by state
+    troubles: list[str] = []
+    disk: Disk | None = None
+    database: DatabaseSize = DatabaseSize()
+
+
+class StayingPool(Struct, frozen=True):
+    """A pool that stays up without a daemon."""
+
+    pool: str
+    runs: list[str] = []
+    serves: list[str] = []  # run@version
+    seconds: float = 0.0  # of idleness, after which it ends by itself
+
+
+class Shutdown(Struct, frozen=True):
+    pid: int
+    gateway: bool = False  # it ends as well
+    ended: list[str] = []  # pools
+    staying: list[StayingPool] = []
+
+
+class Finding(Struct, frozen=True):
+    what: str  # is wrong, and where
+    advice: str = ""
+
+
+class Census(Struct, frozen=True):
+    """The whole database, and its rows against the disk."""
+
+    problems: list[str]
+    warnings: list[str]
+    missing: list[Finding]  # files that something needs
+    unknown: list[Finding]  # files that no row names
+    runs: int = 0
+
+
+class Check(Struct, frozen=True):
+    check: str
+    looked_at: str  # at how much, in words
+    problems: list[str]  # each names what it is about
+    seconds: float = 0.0
+
+
+class Verification(Struct, frozen=True):
+    run: str
+    checks: list[Check] = []
+    problems: int = 0
+
+
+class Deleted(Struct, frozen=True):
+    run: str | None
+    path: str
+    bytes: int = 0
+    why: str = ""
+
+
+class KeptVersion(Struct, frozen=True):
+    """A version that an alias can go back to."""
+
+    alias: str
+    version: str  # run@number
+
+
+class Collected(Struct, frozen=True):
+    """What a garbage collection deleted, or would delete."""
+
+    deleted: list[Deleted] = []
+    bytes: int = 0
+    dry_run: bool = False
+    kept: list[KeptVersion] = []

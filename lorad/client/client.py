@@ -1,0 +1,289 @@
+"""The daemon's API, one method per request; the answers are the Structs of `shapes.py` and `box_shapes.py`.
+
+Every method raises DaemonUnreachable when no daemon answers, and otherwise the error that the daemon sent (see
+`lorad.errors`). An answer that does not fit its Struct, as one of another version's daemon, is a LoradError.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from lorad.box.paths import Home, default_home
+from lorad.client.box_shapes import (
+    Census,
+    Collected,
+    Device,
+    Orphan,
+    Pool,
+    Shutdown,
+    Status,
+    Verification,
+)
+from lorad.client.shapes import (
+    Checkpoint,
+    Evaluation,
+    Event,
+    Exported,
+    Forked,
+    Generated,
+    LogPart,
+    Move,
+    Removed,
+    RemovedAlias,
+    Resumed,
+    Run,
+    RunDetails,
+    Sample,
+    Served,
+    ServedAlias,
+    Serving,
+    StartedSweep,
+    Step,
+    StoppedServing,
+    Swapped,
+    Sweep,
+    Version,
+)
+from lorad.client.transport import Transport
+from lorad.errors import LoradError, NotFound
+
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to the daemon of one home. Cheap to make; safe to use from several threads (a connection per request)."""
+
+    def __init__(self, home: Home | None = None, *, timeout: float = 600.0, transport: Transport | None = None) -> None:
+        self.home = home or Home(default_home())
+        self._http = transport or Transport(self.home.socket, timeout)
+
+    def patient(self, timeout: float) -> Client:
+        """The same client with another timeout, in seconds."""
+        return Client(self.home, transport=self._http.patient(timeout))
+
+    # -- the daemon ------------------------------------------------------------------------------------------------
+    def status(self) -> Status:
+        return _as(Status, self._http.get("/v1/status"))
+
+    def shutdown(self, *, gateway: bool = False, pools: bool = False) -> Shutdown:
+        """Ask the daemon to exit; runs continue, and so do gateway and pools unless they are to end as well.
+
+        A pool with a run at work does not end."""
+        return _as(Shutdown, self._http.post("/v1/shutdown", {"gateway": gateway, "pools": pools}))
+
+    def database(self) -> Census:
+        """Check the whole database, and its rows against the disk."""
+        return _as(Census, self._http.get("/v1/database"))
+
+    def orphans(self) -> builtins.list[Orphan]:
+        return _as(builtins.list[Orphan], self._http.list_of("/v1/orphans"))
+
+    def pools(self) -> builtins.list[Pool]:
+        return _as(builtins.list[Pool], self._http.list_of("/v1/pools"))
+
+    def stop_pool(self, pool: str, *, force: bool = False) -> Pool:
+        """End a pool. Raises Conflict while a run or a request uses it, unless by force: the runs then end, and can be
+        resumed."""
+        return _as(Pool, self._http.delete(f"/v1/pools/{quote(pool)}?force={int(force)}"))
+
+    def devices(self) -> builtins.list[Device]:
+        return _as(builtins.list[Device], self._http.list_of("/v1/devices"))
+
+    def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Event]:
+        """Events with id > after, for ever, as they happen (NDJSON); `after=-1`: only new ones. An event of kind
+        `idle` comes every few seconds when nothing happens, so that a reader can look up."""
+        query = {"after": after} | ({"run": run} if run else {})
+        for event in self._http.stream("GET", f"/v1/events?{urlencode(query)}", None):
+            yield _as(Event, event)
+
+    def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[Event]:
+        """The last events, of all that the caller may see or of one run: oldest first, at most 1000."""
+        query = {"last": limit} | ({"run": run} if run else {})
+        return _as(builtins.list[Event], self._http.list_of(f"/v1/events?{urlencode(query)}"))
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+    def run(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], name: str | None) -> Run:
+        """Check (preflight) and queue a run. `source`: the file's name for messages; `cwd`: for its paths."""
+        body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name}
+        return _as(Run, self._http.post("/v1/runs", body))
+
+    def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[Run]:
+        """Runs, newest first; without `all`, active ones and those of the last day. limit: of those that ended, the
+        newest so many, less the others."""
+        return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
+
+    def named(self, names: Sequence[str]) -> builtins.list[Run]:
+        """The runs with these names, at most 100, newest first."""
+        return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}"))
+
+    def show(self, run: str) -> RunDetails:
+        return _as(RunDetails, self._http.get(_path(run)))
+
+    def resume(
+        self, run: str, *, step: int | None = None, steps: int | None = None, overrides: Sequence[str] = ()
+    ) -> Resumed:
+        """Queue a new attempt from the checkpoint at `step` (default: the newest whole one).
+
+        overrides: `key=value` of what may change between attempts: trainer, rollout, pool, resources and the like.
+        """
+        return _as(
+            Resumed, self._http.post(f"{_path(run)}/resume", {"step": step, "steps": steps, "overrides": [*overrides]})
+        )
+
+    def pause(self, run: str) -> Run:
+        return _as(Run, self._http.post(f"{_path(run)}/pause", {}))
+
+    def stop(self, run: str) -> Run:
+        return _as(Run, self._http.post(f"{_path(run)}/stop", {}))
+
+    def kill(self, run: str) -> Run:
+        return _as(Run, self._http.post(f"{_path(run)}/kill", {}))
+
+    def remove(self, run: str) -> Removed:
+        """Delete an ended or paused run with its directory."""
+        return _as(Removed, self._http.delete(_path(run)))
+
+    def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> builtins.list[Step]:
+        """Steps of the surviving lineage with step > after, in order. every: only multiples of it, at most `limit`, and
+        the last step of all."""
+        query = {"after": after, "limit": limit} | ({"every": every} if every > 1 else {})
+        return _as(builtins.list[Step], self._http.list_of(f"{_path(run)}/steps?{urlencode(query)}"))
+
+    def evals(self, run: str) -> builtins.list[Evaluation]:
+        return _as(builtins.list[Evaluation], self._http.list_of(f"{_path(run)}/evals"))
+
+    def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> builtins.list[Sample]:
+        """The samples of one step; default: the last."""
+        query = {"limit": limit} | ({} if step is None else {"step": step})
+        return _as(builtins.list[Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}"))
+
+    def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> LogPart:
+        """A part of a log, from a byte offset (negative: from the end)."""
+        return _as(
+            LogPart, self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
+        )
+
+    def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> LogPart:
+        """As `logs`, of the `daemon`, or of the `gateway` that is the caller's: the one that everybody asks for an
+        admin, else that of the caller's own versions."""
+        return _as(LogPart, self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"))
+
+    # -- versions --------------------------------------------------------------------------------------------------
+    def adapters(self, run: str | None = None) -> builtins.list[Version]:
+        return _as(builtins.list[Version], self._http.list_of(f"/v1/versions?{urlencode({'run': run} if run else {})}"))
+
+    def checkpoints(self, run: str) -> builtins.list[Checkpoint]:
+        return _as(builtins.list[Checkpoint], self._http.list_of(f"{_path(run)}/checkpoints"))
+
+    def export(self, version: str, directory: str) -> Exported:
+        """Copy a version, verified, as a PEFT directory. `version`: run@number."""
+        return _as(
+            Exported, self._http.post(f"/v1/versions/{quote(version, safe='')}/export", {"directory": directory})
+        )
+
+    def pin(self, version: str) -> Version:
+        """Keep a version loaded and its files safe. Its pool is started by whoever asks for it."""
+        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin", {}))
+
+    def unpin(self, version: str) -> Version:
+        return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/unpin", {}))
+
+    def aliases(self) -> builtins.list[ServedAlias]:
+        return _as(builtins.list[ServedAlias], self._http.list_of("/v1/aliases"))
+
+    def alias_moves(self, alias: str) -> builtins.list[Move]:
+        """Newest first."""
+        return _as(builtins.list[Move], self._http.list_of(f"/v1/aliases/{quote(alias, safe='')}/moves"))
+
+    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
+        """Serve another version under an alias, or the one before (`rollback`).
+
+        The version is loaded and attested first; a refused one changes nothing. It returns when the gateway answers."""
+        return _as(
+            Swapped, self._http.post(f"/v1/aliases/{quote(alias, safe='')}", {"version": version, "rollback": rollback})
+        )
+
+    def remove_alias(self, alias: str) -> RemovedAlias:
+        return _as(RemovedAlias, self._http.delete(f"/v1/aliases/{quote(alias, safe='')}"))
+
+    def verify(self, run: str) -> Verification:
+        """Hash what a run wrote again, audit it, and attest again what is loaded of it."""
+        return _as(Verification, self._http.post(f"{_path(run)}/verify", {}))
+
+    def gc(self, *, dry_run: bool = False) -> Collected:
+        """Delete files that nothing can ask for."""
+        return _as(Collected, self._http.post("/v1/gc", {"dry_run": dry_run}))
+
+    def serve(self, model: str, adapters: Sequence[Mapping[str, str]], *, cwd: str, overrides: Sequence[str]) -> Served:
+        """Keep a base warm and serve PEFT directories under aliases.
+
+        adapters: {name, directory}; overrides: `key=value` of a spec: rollout, pool, resources."""
+        return _as(
+            Served,
+            self._http.post("/v1/serve", {"model": model, "adapters": adapters, "cwd": cwd, "overrides": overrides}),
+        )
+
+    def stop_serving(self, model: str) -> StoppedServing:
+        """Let the pool of a base end when it is idle. Aliases stay."""
+        return _as(StoppedServing, self._http.post("/v1/serve/stop", {"model": model}))
+
+    def serving(self, model: str) -> Serving:
+        """What the gateway needs to serve `model`, an alias or run@version, whose pool is started and which is loaded
+        after this."""
+        return _as(Serving, self._http.post("/v1/serving", {"model": model}))
+
+    def sweep(
+        self,
+        spec: str,
+        *,
+        source: str,
+        cwd: str,
+        overrides: Sequence[str],
+        name: str | None,
+        halving: Mapping[str, Any] | None,
+    ) -> StartedSweep:
+        """A run for each point of the grid that overrides with several values span. halving:
+        {eta, rungs, metric}, with null for what is to be chosen."""
+        body = {"spec": spec, "source": source, "cwd": cwd, "overrides": overrides, "name": name, "halving": halving}
+        return _as(StartedSweep, self._http.post("/v1/sweeps", body))
+
+    def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
+        """Newest first, or the one of that name."""
+        return _as(
+            builtins.list[Sweep], self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
+        )
+
+    def fork(
+        self, version: str, *, overrides: Sequence[str], name: str | None, steps: int | None, fresh: bool
+    ) -> Forked:
+        """A new run that begins with a version and its optimizer's state (fresh: without it)."""
+        body = {"overrides": overrides, "name": name, "steps": steps, "fresh": fresh}
+        return _as(Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", body))
+
+    def generate(self, version: str, prompt: str, sampling: Mapping[str, Any]) -> Generated:
+        """Complete a prompt. sampling: {n, temperature, top_p, top_k, max_new_tokens,
+        seed, stop}. `version`: an alias, run@number, or a run's name for its current version."""
+        return _as(
+            Generated, self._http.post("/v1/generate", {"version": version, "prompt": prompt, "sampling": sampling})
+        )
+
+
+def _as(kind: type[T], answer: Any) -> T:
+    """Raises LoradError for an answer that is not of that kind."""
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        hint = "The daemon may be of another version: see `lorad daemon status`."
+        raise LoradError(f"an answer is not understood: {error}", hint=hint) from None
+
+
+def _path(run: str) -> str:
+    """Of the requests about a run. Raises NotFound for what is no name and would be another path."""
+    if run in ("", ".", ".."):
+        raise NotFound(f"no run named {run!r}", hint="`lorad list --all` shows every run.")
+    return f"/v1/runs/{quote(run, safe='')}"

@@ -1,0 +1,350 @@
+"""The answers of the daemon about runs, versions, aliases and sweeps, one Struct each; `box_shapes.py` has the others.
+
+Handlers build them, `Client` returns them decoded. Times are Unix seconds, sizes bytes, rates per second. A client
+ignores fields that it does not know and has defaults for what an older daemon leaves out: only names are required.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from lorad.protocol.traffic import Figures
+
+Number = int | float  # as it was written: a count stays one
+Metrics = dict[str, Number | None]  # None: it was no finite number
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+class Rates(Struct, frozen=True):
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+
+
+class Signals(Struct, frozen=True, omit_defaults=True):
+    """What may call for a look, as far as it is known."""
+
+    kl: Number | None = None  # from here to skipped_updates_total: metrics of the last step
+    entropy: Number | None = None
+    truncated: Number | None = None
+    logprob_difference: Number | None = None
+    failed_rewards: Number | None = None
+    failed_rewards_total: Number | None = None  # of the whole run
+    skipped_updates: Number | None = None
+    skipped_updates_total: Number | None = None  # of the whole run
+    not_finite: list[str] = []  # metrics of the last step that were no number
+    zero_variance: Number | None = None  # share of the last step's groups whose rewards are all the same
+    at: float | None = None  # time of the last step
+    attested: str | None = None  # verdict on the current version
+    begun: float | None = None  # when the newest attempt began to work
+
+
+class Run(Struct, frozen=True):
+    name: str
+    state: str  # lorad.states.RunState
+    reason: str | None = None  # lorad.states.EndReason, once it ended
+    detail: str = ""  # why it ended, in words
+    waiting: str = ""  # why it is queued, in words
+    step: int = 0
+    steps: int = 0
+    reward: float | None = None  # mean of the last step
+    eval_first: float | None = None
+    eval_last: float | None = None
+    version: int | None = None  # the current one
+    owner: str = ""
+    pool: str | None = None
+    created_at: float = 0.0
+    started_at: float | None = None  # when it was first placed
+    ended_at: float | None = None
+    attempt: int = 0
+    priority: int = 0
+    preempted: str | None = None  # the run that it makes, or made, room for
+    rates: Rates = Rates()
+    signals: Signals = Signals()
+    recent: list[Number | None] = []  # mean rewards of the last 24 steps
+    origin: str | None = None  # run@version or directory that it came from
+    base: str = ""  # the model of its spec
+
+
+class Reference(Struct, frozen=True):
+    """What KL is measured against, unless that is the base."""
+
+    name: str
+    sha256: str = ""
+
+
+class RunProcess(Struct, frozen=True):
+    """A process that works for an active run, or the shim of one."""
+
+    role: str
+    pid: int | None = None
+
+
+class Attempt(Struct, frozen=True):
+    attempt: int
+    started_at: float = 0.0
+    ended_at: float | None = None
+    resumed_from: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+    detail: str = ""
+    changed: dict[str, Any] = {}  # dotted keys of the spec that the attempt before had otherwise
+
+
+class Trainable(Struct, frozen=True):
+    """How many parameters learn."""
+
+    parameters: int = 0
+    base: int | None = None  # parameters of the base
+    share: float | None = None  # of all parameters
+
+
+class RunDetails(Run, frozen=True):
+    """All that `lorad show` shows."""
+
+    directory: str = ""
+    cwd: str | None = None  # where relative paths of its spec begin
+    reference: Reference | None = None
+    sweep: str | None = None
+    serving: bool = False
+    spec: dict[str, Any] = {}  # the whole spec as JSON, see lorad/spec/model.py
+    processes: list[RunProcess] = []
+    attempts: list[Attempt] = []
+    trainable: Trainable | None = None  # of the newest attempt
+    warnings: list[str] = []
+
+
+class Forked(Run, frozen=True):
+    warnings: list[str] = []
+
+
+class Resumed(Forked, frozen=True):
+    changed_inputs: list[str] = []  # files that the attempt before read and that changed since, in words
+
+
+class Removed(Struct, frozen=True):
+    name: str
+    removed: bool = True
+
+
+class Step(Struct, frozen=True):
+    """A step of the surviving lineage.
+
+    Metrics of every step: lr, updates, response_length, truncated, zero_variance_groups, failed_rewards,
+    failed_rewards_total, skipped_updates, skipped_updates_total, tokens, tokens_per_second, seconds, seconds_sample,
+    seconds_score, seconds_weigh, seconds_train. Where they were measured: reward, reward_std (over samples with a
+    reward), loss, kl, entropy, ratio, clip_fraction (over what was trained on), grad_norm, logprob_difference,
+    logprob_difference_max, staleness_difference, seconds_publish, seconds_attest (a part of the one before),
+    trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu.
+    """
+
+    step: int
+    attempt: int = 0
+    at: float = 0.0
+    version: int = 0
+    samples: str = ""  # the file of its samples, relative to the run's directory
+    metrics: Metrics = {}
+
+
+class Evaluation(Struct, frozen=True):
+    step: int
+    attempt: int = 0
+    at: float = 0.0
+    version: int = 0
+    score: float | None = None  # mean over the problems whose reward did not fail
+    problems: int = 0
+    failed: int = 0
+
+
+class Sample(Struct, frozen=True):
+    step: int
+    version: str | int = ""  # run@number
+    prompt_id: str = ""
+    index: int = 0  # within its group
+    prompt: str = ""
+    completion: str = ""
+    answer: str | None = None
+    reward: Number | None = None
+    advantage: Number | None = None
+    finish: str | None = None
+    error: str | None = None  # of its reward
+    tokens: list[int] = []
+    logprobs: list[Number | None] = []
+
+
+class LogPart(Struct, frozen=True):
+    text: str
+    offset: int = 0  # where to continue
+    size: int = 0
+
+
+class Event(Struct, frozen=True):
+    """kind: `state`, a journal kind (step, eval, version, checkpoint, end, …), or `idle` when nothing happens."""
+
+    id: int
+    at: float
+    run: str | None
+    kind: str
+    data: dict[str, Any] = {}  # differs by kind
+
+
+# -- versions and what serves ------------------------------------------------------------------------------------------
+
+
+class Version(Struct, frozen=True):
+    run: str
+    version: int
+    step: int = 0
+    sha256: str = ""
+    path: str | None = None  # None while, or after, there are no files
+    rank: int = 0
+    alpha: float = 0.0
+    parent: int | None = None
+    created_at: float = 0.0
+    pinned: bool = False
+    aliases: list[str] = []
+    attested: str = ""
+    attestation: str = ""
+    bytes: int = 0
+    loaded: bool = False
+
+
+class Checkpoint(Struct, frozen=True):
+    run: str
+    step: int
+    attempt: int = 0
+    version: int = 0
+    path: str = ""
+    bytes: int = 0
+    created_at: float = 0.0
+
+
+class Exported(Struct, frozen=True):
+    version: str  # run@number
+    path: str
+    sha256: str = ""
+
+
+class Alias(Struct, frozen=True):
+    alias: str
+    run: str
+    version: int
+    updated_at: float = 0.0
+    owner_uid: int = -1  # who made it, -1 where nobody knows
+    sha256: str = ""
+    attested: str = ""
+    by: str | None = None  # who moved it last
+
+
+class ServedAlias(Alias, frozen=True):
+    owner: str = ""  # of the alias
+    step: int | None = None  # that made the version
+    traffic: Figures | None = None  # None while no gateway is up
+    previous: str | None = None  # run@version that a rollback leads to
+
+
+class Verdict(Struct, frozen=True):
+    verdict: str
+    detail: str = ""
+
+
+class Swapped(Alias, frozen=True):
+    previous: str | None = None  # run@version
+    attestation: Verdict = Verdict("unknown")
+    seconds: float = 0.0
+    gateway: str | None = None  # its socket; None where it does not come up
+    url: str | None = None
+
+
+class Move(Struct, frozen=True):
+    """A move of an alias."""
+
+    alias: str
+    run: str | None = None
+    version: int | None = None  # None: the alias was removed
+    at: float = 0.0
+    by: str = ""
+
+
+class RemovedAlias(Struct, frozen=True):
+    alias: str
+    removed: bool = True
+
+
+class Served(Struct, frozen=True):
+    pool: str
+    aliases: list[Alias] = []
+    gateway: str | None = None
+    url: str | None = None
+
+
+class StoppedServing(Struct, frozen=True):
+    model: str
+    runs: list[str] = []
+
+
+class Serving(Struct, frozen=True):
+    """What a gateway needs to serve a model, which is loaded."""
+
+    model: str
+    run: str
+    version: int
+    sha256: str
+    socket: str
+    model_path: str
+    chat_template: bool
+
+
+class ServingOwner(Struct, frozen=True):
+    version: str  # run@number
+    owner_uid: int
+
+
+class Completion(Struct, frozen=True):
+    text: str
+    tokens: list[int] = []
+    finish: str | None = None
+
+
+class Generated(Struct, frozen=True):
+    version: str
+    completions: list[Completion] = []
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+class Halving(Struct, frozen=True):
+    eta: Number
+    rungs: list[int]
+    metric: str
+
+
+class Rung(Struct, frozen=True):
+    step: int
+    kept: list[str] = []
+    stopped: list[str] = []
+    scores: dict[str, Number | None] = {}
+    at: float = 0.0
+
+
+class SweepRun(Run, frozen=True):
+    values: dict[str, Any] = {}  # what its spec has for the keys of the grid
+
+
+class Sweep(Struct, frozen=True):
+    sweep: str
+    owner: str = ""
+    owner_uid: int = -1
+    created_at: float = 0.0
+    grid: dict[str, list[str]] = {}
+    halving: Halving | None = None
+    rungs: list[Rung] = []
+    runs: list[SweepRun] = []
+
+
+class StartedSweep(Sweep, frozen=True):
+    warnings: list[str] = []

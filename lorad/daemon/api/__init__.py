@@ -1,0 +1,1 @@
+"""The daemon's HTTP API: who asks, what for, and the shapes of the answers."""

@@ -1,0 +1,226 @@
+"""The daemon's figures in Prometheus's text format (version 0.0.4).
+
+What can be counted in the database is: such counters outlive the daemon (and go back when a run is removed). The rest
+is since the daemon began, of gateways since they began. Labels with names of runs are there for active runs only, RUNS
+at most, those of ALIASES aliases, and only where everybody may see every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from msgspec import Struct
+
+import lorad
+from lorad.daemon.context import Context
+from lorad.daemon.counters import BOUNDS, Histogram
+from lorad.daemon.serving.traffic import traffic_of
+from lorad.protocol.traffic import Figures
+from lorad.states import RunState
+from lorad.store import runs
+from lorad.store.aliases import aliases
+from lorad.store.db import Rows
+from lorad.store.events import last_id
+from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RUNS = 50
+ALIASES = 50
+TRAFFIC = (
+    ("requests", "counter", "Requests for an alias that ended, at its gateway."),
+    ("failed", "counter", "Of those, the ones that the serving side failed."),
+    ("tokens", "counter", "Tokens that were generated for them."),
+    ("in_flight", "gauge", "Requests for an alias under way."),
+    ("ttft_p50", "gauge", "Seconds until the first token of streams, of the last minute: median."),
+    ("ttft_p95", "gauge", "The same: 95th percentile."),
+    ("p50", "gauge", "Seconds until the end of an answer, of the last minute: median."),
+    ("p95", "gauge", "The same: 95th percentile."),
+)
+Labels = Mapping[str, Any]
+NONE: Labels = {}
+
+
+class Read(Struct, frozen=True):
+    """What the database says."""
+
+    totals: StepTotals
+    states: dict[str, int]
+    attempts: dict[str, int]
+    waits: list[float]  # seconds of those in the queue
+    lags: dict[str, tuple[int, float]]  # of active runs: bytes and seconds that ingest is behind
+    versions: int
+    aliases: int
+    events: int
+
+
+async def exposition(ctx: Context) -> str:
+    found = await ctx.read(read, ctx.meter.totals)
+    ctx.meter.totals = found.totals
+    rows = aliases(ctx.store)[:ALIASES] if ctx.config.sharing.read == "all" else []
+    traffic = await traffic_of(ctx, rows)
+    return "".join(f"{line}\n" for line in (*lines(ctx, found), *of_traffic(traffic)))
+
+
+def read(rows: Rows, before: StepTotals) -> Read:
+    states = runs.count_by_state(rows)
+    return Read(
+        totals=add_new_steps(rows, before),
+        states={state: states.get(state, 0) for state in RunState},
+        attempts=ended_attempts(rows),
+        waits=list(waits(rows)),
+        lags=dict(lags(rows)),
+        versions=rows.count("versions"),
+        aliases=rows.count("aliases"),
+        events=last_id(rows),
+    )
+
+
+def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
+    """By the size of the journal, and by its age against that of the newest event."""
+    for reading in readings(rows):
+        try:
+            journal = (Path(reading.directory) / "journal.jsonl").stat()
+        except OSError:
+            continue
+        behind = max(0, journal.st_size - reading.offset)
+        is_late = behind and reading.newest is not None
+        yield reading.run, (behind, max(0.0, journal.st_mtime - (reading.newest or 0.0)) if is_late else 0.0)
+
+
+def lines(ctx: Context, found: Read) -> Iterator[str]:
+    yield from one(
+        "lorad_info", "gauge", "What runs here.", 1, {"version": lorad.__version__, "schema": ctx.store.schema}
+    )
+    yield from of_runs(ctx, found)
+    yield from of_devices(ctx)
+    yield from of_requests(ctx)
+    yield from of_process(ctx)
+
+
+def of_runs(ctx: Context, found: Read) -> Iterator[str]:
+    totals = found.totals
+    yield from many("lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in found.states.items()})
+    ended = {("reason", k): v for k, v in found.attempts.items()}
+    yield from many("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
+    yield from one("lorad_steps_total", "counter", "Optimizer steps, those behind a rewind too.", totals.steps)
+    yield from one("lorad_tokens_total", "counter", "Sampled tokens of those steps.", totals.tokens)
+    told = "Samples of those steps whose reward failed."
+    yield from one("lorad_failed_rewards_total", "counter", told, totals.failed_rewards)
+    told = "Updates of those steps whose loss or gradient was not finite."
+    yield from one("lorad_skipped_updates_total", "counter", told, totals.skipped_updates)
+    yield from summary("lorad_step_seconds", "Seconds of a step.", totals.seconds, totals.steps)
+    told = "Seconds in which a step's version was exported, loaded and attested."
+    yield from summary("lorad_publish_seconds", told, totals.publish_seconds, totals.published)
+    yield from one("lorad_versions", "gauge", "Versions that are known.", found.versions)
+    yield from one("lorad_aliases", "gauge", "Aliases.", found.aliases)
+    yield from one("lorad_events", "gauge", "The number of the newest event.", found.events)
+    yield from one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
+    yield from one("lorad_queue_longest_wait_seconds", "gauge", "Of those.", max(found.waits, default=0.0))
+    yield from of_ingest(ctx, found.lags)
+
+
+def of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
+    told = "What of journals has not been taken in yet."
+    named = list(lags.items())[:RUNS] if ctx.config.sharing.read == "all" else []
+    for number, (unit, kind) in enumerate((("bytes", int), ("seconds", float))):
+        by_run = {("run", run): kind(lag[number]) for run, lag in named}
+        yield from many(f"lorad_ingest_lag_{unit}", "gauge", told, by_run)
+        largest = max((lag[number] for lag in lags.values()), default=0)
+        yield from one(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest of all active runs.", largest)
+
+
+def of_devices(ctx: Context) -> Iterator[str]:
+    up = [pool for pool in ctx.pools.values() if pool.process.is_up]
+    held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.setup.names}
+    yield from one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.devices))
+    yield from many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
+    states = Counter(("state", pool.state) for pool in up)
+    yield from many("lorad_pools", "gauge", "Pools that are up, by state.", states)
+    answering = [(pool.id, pool.status) for pool in up if pool.status]
+    memory = {("pool", name): status.rss_bytes for name, status in answering}
+    yield from many("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
+    for of in ("engine", "trainer"):
+        rates = {("pool", name): getattr(status, f"{of}_tokens_per_second") for name, status in answering}
+        yield from many(f"lorad_pool_{of}_tokens_per_second", "gauge", f"Of its {of}, in the last seconds.", rates)
+
+
+def of_requests(ctx: Context) -> Iterator[str]:
+    meter = ctx.meter
+    answers = {("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())}
+    yield from many("lorad_requests_total", "counter", "Answers of the API.", answers)
+    yield from histogram("lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests)
+    yield from histogram("lorad_swap_seconds", "Seconds of a swap: loaded, attested, moved.", meter.swaps)
+    yield from one("lorad_swaps_failed_total", "counter", "Swaps that changed nothing.", meter.failed_swaps)
+    yield from one("lorad_event_followers", "gauge", "Readers of events.", meter.followers)
+    yield from one("lorad_readers_active", "gauge", "Long questions under way.", ctx.readers.active)
+
+
+def of_traffic(told: Mapping[str, Figures | None]) -> Iterator[str]:
+    """Counters go back when a gateway begins anew."""
+    known = {("alias", alias): figures for alias, figures in told.items() if figures is not None}
+    for key, kind, says in TRAFFIC:
+        values = {label: getattr(figures, key) for label, figures in known.items()}
+        name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
+        yield from many(name, kind, says, {label: value for label, value in values.items() if value is not None})
+
+
+def of_process(ctx: Context) -> Iterator[str]:
+    own = psutil.Process(os.getpid())
+    cpu = own.cpu_times()
+    yield from one("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
+    yield from one("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
+    yield from one("lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size)
+    if ctx.disk.used is not None:
+        yield from one("lorad_disk_bytes", "gauge", "Of the home and its storage, when last measured.", ctx.disk.used)
+    if ctx.config.disk_budget is not None:
+        yield from one("lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget)
+    yield from one("process_resident_memory_bytes", "gauge", "Of the daemon.", own.memory_info().rss)
+    yield from one("process_cpu_seconds_total", "counter", "Of the daemon.", cpu.user + cpu.system)
+    yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.started_at)
+
+
+def one(name: str, kind: str, told: str, value: float, labels: Labels = NONE) -> Iterator[str]:
+    yield from head(name, kind, told)
+    yield sample(name, labels, value)
+
+
+def many(name: str, kind: str, told: str, values: Mapping[tuple[Any, ...], float]) -> Iterator[str]:
+    """values: by names and values of labels, one after the other."""
+    yield from head(name, kind, told)
+    for key, value in values.items():
+        yield sample(name, dict(zip(key[::2], key[1::2], strict=True)), value)
+
+
+def summary(name: str, told: str, total: float, count: int) -> Iterator[str]:
+    yield from head(name, "summary", told)
+    yield sample(f"{name}_sum", NONE, total)
+    yield sample(f"{name}_count", NONE, count)
+
+
+def histogram(name: str, told: str, found: Histogram) -> Iterator[str]:
+    yield from head(name, "histogram", told)
+    reached = 0
+    for bound, count in zip((*BOUNDS, "+Inf"), found.counts, strict=True):
+        reached += count
+        yield sample(f"{name}_bucket", {"le": bound}, reached)
+    yield sample(f"{name}_sum", NONE, found.sum)
+    yield sample(f"{name}_count", NONE, reached)
+
+
+def head(name: str, kind: str, told: str) -> Iterator[str]:
+    yield f"# HELP {name} {told}"
+    yield f"# TYPE {name} {kind}"
+
+
+def sample(name: str, labels: Labels, value: float) -> str:
+    pairs = ",".join(f'{key}="{escaped(str(text))}"' for key, text in labels.items())
+    return f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}"
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,0 +1,63 @@
+"""`/metrics` on 127.0.0.1, for Prometheus: plain HTTP, nothing else, and to nobody who came by another name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
+from lorad.daemon.context import Context
+from lorad.protocol.bounded import Doorkeeper, bounded
+
+log = logging.getLogger("lorad.daemon")
+
+HOST = "127.0.0.1"
+NAMES = frozenset({HOST, "localhost"})  # a page that let its own name point here (DNS rebinding) sends that one
+
+
+@contextlib.asynccontextmanager
+async def scraped(ctx: Context) -> AsyncIterator[None]:
+    """While config.metrics.port is set, and free; the daemon does without it."""
+    port = ctx.config.metrics.port
+    if port is None:
+        yield
+        return
+    runner = bounded(scrape_app(ctx), shutdown_timeout=1.0)
+    await runner.setup()
+    listener = None
+    try:
+        door = Doorkeeper(runner.server, ctx.bounds)
+        listener = await asyncio.get_running_loop().create_server(door, HOST, port)
+        log.info("metrics are on http://%s:%d/metrics", HOST, port)
+    except OSError as error:
+        log.error("metrics.port %d cannot be used: %s", port, error.strerror)
+    try:
+        yield
+    finally:
+        if listener is not None:
+            listener.close()
+        await runner.cleanup()
+
+
+def scrape_app(ctx: Context) -> web.Application:
+    async def answer(request: web.Request) -> web.Response:
+        if not is_ours(request.headers.get("Host", ""), ctx.config.metrics.port):
+            return web.Response(status=403, text="ask by the name of 127.0.0.1 or localhost\n")
+        if request.headers.get("Origin"):
+            return web.Response(status=403, text="not for web pages\n")
+        if request.method not in ("GET", "HEAD") or request.path != "/metrics":
+            return web.Response(status=404, text="GET /metrics\n")
+        return web.Response(text=await exposition(ctx), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application(client_max_size=1024)
+    app.router.add_route("*", "/{rest:.*}", answer)
+    return app
+
+
+def is_ours(host: str, port: int | None) -> bool:
+    name, _, number = host.rpartition(":") if ":" in host else (host, "", str(port))
+    return name.lower() in NAMES and number == str(port)

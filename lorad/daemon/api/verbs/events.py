@@ -1,0 +1,60 @@
+"""Events as they happen, one JSON object a line, until the reader or the daemon goes; or the last ones, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from aiohttp import web
+
+from lorad.client.shapes import Event
+from lorad.daemon.access import seen_by_run
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import of_row
+from lorad.daemon.context import Context
+from lorad.daemon.process.users import Caller
+from lorad.store import events, runs
+
+IDLE_SECONDS = 5.0
+MOST = 1000  # of the last ones
+
+
+async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
+    """`after=-1`: only new ones; `idle` tells a reader that the line is up. `last`: so many, and no stream."""
+    run, after = call.text("run"), call.number("after", 0)
+    if run is not None:
+        runs.get(ctx.store, run)
+    if call.text("last") is not None:
+        wanted = min(max(call.number("last", 0), 0), MOST)
+        found = await ctx.read(events.newest, wanted, run)
+        return [of_row(Event, row) for row in seen_by_run(ctx, call.caller, found)]
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    cursor = events.last_id(ctx.store) if after < 0 else after
+    await response.prepare(call.request)
+    try:
+        while not ctx.closing:
+            cursor = await send(ctx, call.caller, response, cursor, run)
+    except (ConnectionError, OSError):
+        pass  # the reader went, or was dropped: it did not read
+    return response
+
+
+async def send(ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None) -> int:
+    """Some of what is new, else one `idle` after a while: the new cursor. Waits until the reader has room for it."""
+    until, rung = time.monotonic() + IDLE_SECONDS, ctx.waker.bell()
+    while not (found := ctx.tail.after(cursor, run)):
+        cursor = ctx.tail.newest
+        if ctx.closing or not await ctx.waker.rung(rung, until - time.monotonic()):
+            await response.write(idle(cursor))
+            return cursor
+        rung = ctx.waker.bell()  # it may have rung for other runs
+    shown = seen_by_run(ctx, caller, found)
+    if shown:
+        await response.write(b"".join(line.text for line in shown))
+    await asyncio.sleep(0)  # others have their turn, however fast this one reads
+    return found[-1].id
+
+
+def idle(cursor: int) -> bytes:
+    return msgspec.json.encode(Event(cursor, time.time(), None, "idle")) + b"\n"

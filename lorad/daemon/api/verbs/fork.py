@@ -1,0 +1,245 @@
+"""A new run that begins where a version of another one is: with its weights and, from a checkpoint, Adam's moments."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, fsync, read_manifest, verify
+from lorad.box.paths import RunDir
+from lorad.client.shapes import Forked
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.resume import fitted
+from lorad.daemon.api.views import extended, run_view, spec_at
+from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.pools.as_owner import in_thread, on_behalf
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.copying import files_into
+from lorad.daemon.process.user_files import own_directory
+from lorad.daemon.process.users import User
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.runs import reference
+from lorad.daemon.runs.bases import bases_of
+from lorad.daemon.runs.create import create, make_directory, refuse_used
+from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.reference import Begins, Staged
+from lorad.daemon.runs.versions import await_files, find_version, has_files, in_hand
+from lorad.errors import Conflict, LoradError, NotFound, SpecError, StorageError
+from lorad.spec.model import Positive, Spec
+from lorad.spec.text import overridden, override
+from lorad.store import events, runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.rows import RunRow, VersionRow
+
+NAME_LENGTH = 63
+FREE = frozenset({"lora.dropout", "lora.type"})  # of `lora`: what is not the shape of the adapter
+
+
+class Body(Struct):
+    overrides: list[str] = []
+    name: str | None = None
+    steps: Positive | None = None
+    fresh: bool = False
+
+
+class Start(NamedTuple):
+    """What a fork begins with. trained: the spec of the attempt that made the checkpoint."""
+
+    origin: str
+    directory: Path
+    step: int
+    trained: Spec | None = None
+
+
+async def handle(ctx: Context, call: Call) -> Forked:
+    """Raises NotFound (no such version, no checkpoint of it), SpecError, Conflict (the name), IntegrityError."""
+    body, version = call.json(Body), find_version(ctx, call.request.match_info["version"])
+    parent = runs.get(ctx.store, version.run)
+    if body.fresh:
+        await await_files(ctx, version)
+    start = begun(ctx, parent, version, body.fresh)
+    spec = respecified(ctx, parent, body, start)
+    refuse_used(ctx, spec)
+    refuse_priority(ctx, call.caller, spec)
+    asked, text = asked_before(ctx, parent), spec_text(parent)
+    with in_hand(ctx, version):
+        staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
+    kl: Staged | None = None
+    try:
+        begins = Begins(staged, parent, asked.reference if inherits(body, spec) else None)
+        kl = await reference.staged(ctx, call.caller, spec, asked.cwd, begins)
+        request, spec = await looked_at(ctx, call.caller.uid, asked, spec, body, staged, kl)
+        refuse_used(ctx, spec)
+        row = settled(ctx, call, spec, request, (start, staged, text), kl)
+    finally:
+        discard(staged)
+        reference.clear(kl)
+    ctx.waker.poke()
+    return extended(Forked, run_view(row), warnings=request.facts.warnings)
+
+
+def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
+    """The newest checkpoint that holds `version`. Raises NotFound, which tells what there is."""
+    origin = f"{version.run}@{version.version}"
+    if fresh:
+        return Start(origin, Path(version.path), version.step)
+    present = [row for row in checkpoints(ctx.store, parent.name) if has_files(row.path)]
+    found = [row for row in present if row.version == version.version]
+    if not found:
+        known = ", ".join(f"{row.run}@{row.version}" for row in present)
+        there = f"These have one: {known}. " if known else f"No version of {parent.name} has one. "
+        raise NotFound(
+            f"no checkpoint holds {origin}, so its optimizer's state is not there any more",
+            hint=f"{there}With --fresh the weights alone are taken, and Adam begins anew.",
+        )
+    trained = spec_at(run_dir(parent).attempt(found[-1].attempt))
+    return Start(origin, Path(found[-1].path), found[-1].step, trained)
+
+
+def respecified(ctx: Context, parent: RunRow, body: Body, start: Start) -> Spec:
+    """The parent's spec as the fork wants it. Raises SpecError for what defines the adapter."""
+    for text in body.overrides:
+        refuse_shape(text)
+    before = spec_of(parent)
+    before = replace(before, name=None, lora=replace(before.lora, adapter_path=None))
+    more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
+    spec = override(before, [*body.overrides, *more])
+    if not body.fresh:
+        spec = fitted(spec, body.overrides, start.trained)
+    name = body.name or spec.name or free_name(ctx, parent.name)
+    return override(spec, [f"name={msgspec.json.encode(name).decode()}"])
+
+
+def refuse_shape(text: str) -> None:
+    key = overridden(text)
+    section = key.partition(".")[0]
+    if (section == "lora" and key not in FREE) or key in ("model", "model.path"):
+        raise SpecError(
+            f"override {text}: {key} is part of what the adapter is, and a fork goes on with the one there is",
+            hint="Leave it out, or start a new run with it.",
+        )
+
+
+def free_name(ctx: Context, parent: str) -> str:
+    """`sorter-fork`, `sorter-fork-2`, …"""
+    number, suffix = 1, "-fork"
+    while True:
+        name = parent[: NAME_LENGTH - len(suffix)] + suffix
+        if not runs.exists(ctx.store, name) and not (ctx.runs_root / name).exists():
+            return name
+        number += 1
+        suffix = f"-fork-{number}"
+
+
+async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -> Path:
+    """What the fork begins with, verified, in a directory of its own that nobody deletes from. uids: of the owners of
+    both runs.
+
+    The files of a checkpoint never change: where both runs are of one owner, they are shared by hard links, which are
+    made here at once: `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
+    """
+    staged = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
+    owner, caller = map(ctx.user, uids)
+    if not has_files(start.directory):
+        raise NotFound(f"the files of {start.origin} are not there", hint="`lorad adapters` shows which are.")
+    try:
+        staged.mkdir(mode=0o700)
+        if caller is not None:
+            own_directory(staged, caller)
+        if not (uids[0] == uids[1] and linked(start.directory, staged, caller)):
+            await in_thread(ctx, uids[1], copied, start.directory, staged, owner, caller)
+        await on_behalf(ctx, uids[1], verify, staged)
+    except OSError as error:
+        discard(staged)
+        where = error.filename or staged
+        hint = "Free some space, or mend the permissions; a checkpoint may have been deleted just now: try again."
+        raise StorageError(f"{where}: {error.strerror}", hint=hint) from error
+    except LoradError:
+        discard(staged)
+        raise
+    return staged
+
+
+def linked(source: Path, target: Path, user: User | None) -> bool:
+    """False, and nothing is in it, where the file system does not do that."""
+    with as_user(user):
+        try:
+            for name in (*read_manifest(source).files, MANIFEST):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(source / name, target / name, follow_symlinks=False)
+            for path in (*target.rglob("*"), target):
+                fsync(path)
+        except OSError:
+            for path in target.iterdir():
+                discard(path) if path.is_dir() else path.unlink()
+            return False
+    return True
+
+
+def copied(source: Path, target: Path, owner: User | None, reader: User | None) -> None:
+    with as_user(owner):
+        names = (*read_manifest(source).files, MANIFEST)
+    files_into(source, target, names, owner, reader)
+
+
+def inherits(body: Body, spec: Spec) -> bool:
+    """Whether the parent's spec names what KL is measured against: `start` is each run's own."""
+    said = any(overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides)
+    return spec.algorithm.kl.reference not in (None, "start") and not said
+
+
+def asked_before(ctx: Context, parent: RunRow) -> Request:
+    """Read before anything is awaited: the parent may be removed meanwhile. Raises StorageError."""
+    return replace(request_of(parent), bases=bases_of(ctx, parent))
+
+
+async def looked_at(
+    ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path, kl: Staged | None
+) -> tuple[Request, Spec]:
+    """How the fork is asked for, after the look that a new run gets: as if it began with the weights alone, which are
+    checked by that. Raises SpecError."""
+    weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
+    facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
+    reference.refuse_other_model(kl, facts.model_path)
+    asked = replace(asked, reference=kl and kl.reference)
+    if body.fresh:
+        own = RunDir(ctx.runs_root / str(spec.name)).origin
+        spec = replace(spec, lora=replace(spec.lora, adapter_path=str(own)))
+    overrides: Sequence[str] = [*asked.overrides, *body.overrides]
+    return replace(asked, overrides=overrides, model_path=facts.model_path, facts=facts), spec
+
+
+def spec_text(run: RunRow) -> str:
+    """What the user wrote."""
+    path = run_dir(run).spec_text
+    return path.read_text() if path.exists() else ""
+
+
+def settled(
+    ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
+) -> RunRow:
+    """The run, with its origin in its directory before it exists. Never awaits. Raises StorageError."""
+    start, staged, text = origin
+    directory = make_directory(ctx, spec, text, request)
+    own = RunDir(directory).origin
+    discard(own)  # of one that never came to be
+    try:
+        staged.rename(own)
+        fsync(directory)
+    except OSError as error:
+        raise Conflict(f"{own} cannot be made: {error.strerror}", hint="Choose another name.") from error
+    reference.settle(kl, directory)
+    with ctx.store.write():
+        row = create(ctx, spec, directory, call.caller, request.facts.warnings)
+        runs.set_fields(ctx.store, row.name, origin=start.origin)
+        fresh = spec.lora.adapter_path is not None
+        told = {"from": start.origin, "step": start.step, "fresh": fresh, "by": call.caller.name}
+        events.append(ctx.store, row.name, "forked", told)
+        return runs.get(ctx.store, row.name)

@@ -1,0 +1,79 @@
+"""Delete what nothing can ask for: files of runs, logs of ended pools, directories of runs that were removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from msgspec import Struct
+
+from lorad.client.box_shapes import Collected, Deleted, KeptVersion
+from lorad.daemon.access import is_admin, owns, seen_aliases
+from lorad.daemon.api.call import Call
+from lorad.daemon.context import Context
+from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.pools.life import refresh
+from lorad.daemon.process.users import Caller
+from lorad.daemon.storage.disk_usage import measure
+from lorad.daemon.storage.garbage import everything, still
+from lorad.daemon.storage.prune import Doomed, delete, discard_all
+from lorad.store.aliases import rollbacks
+from lorad.store.rows import RunRow
+
+TURN = 64  # things found until others have their turn
+
+
+class Body(Struct):
+    dry_run: bool = False
+
+
+async def handle(ctx: Context, call: Call) -> Collected:
+    """By the rules of each run's `checkpoint` section; what was pinned, aliased or loaded meanwhile stays."""
+    body = call.json(Body)
+    await refresh(ctx)
+    sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
+    doomed = [item for item in await found(ctx, call.caller) if item.path in sizes]
+    if not body.dry_run:
+        doomed = await deleted_of(ctx, call.caller.uid, doomed)
+    deleted = [Deleted(item.run, str(item.path), sizes[item.path], item.why) for item in doomed]
+    total = sum(sizes[item.path] for item in doomed)
+    return Collected(deleted, total, body.dry_run, kept(ctx, call.caller))
+
+
+def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
+    """Versions that stay although nothing serves them: an alias of the caller's would go back to them."""
+    before = rollbacks(ctx.store)
+    return [
+        KeptVersion(row.alias, "{}@{}".format(*before[row.alias]))
+        for row in seen_aliases(ctx, caller)
+        if row.alias in before
+    ]
+
+
+async def found(ctx: Context, caller: Caller) -> list[Doomed]:
+    """Of the caller's runs; of all, of pools and of what is gone, for an admin."""
+
+    def mine(run: RunRow) -> bool:
+        return owns(ctx, caller, run.owner_uid)
+
+    items = []
+    for item in everything(ctx, of=None if is_admin(ctx, caller) else mine):
+        items.append(item)
+        if len(items) % TURN == 0:
+            await asyncio.sleep(0)
+    return items
+
+
+async def deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
+    """What was deleted: all but what somebody asked for while the rest was looked at."""
+    done, gone = list[Doomed](), list[Path]()
+    for run, group in groupby(items, key=lambda item: item.run):
+        for item in still(ctx, run, group):
+            done.append(item)
+            if (path := delete(ctx, item)) is not None:
+                gone.append(path)
+        await asyncio.sleep(0)
+    await in_thread(ctx, uid, discard_all, gone)
+    return done

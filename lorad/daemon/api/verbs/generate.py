@@ -1,0 +1,126 @@
+"""Ask one version for completions, in the pool of its base."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from lorad.bounds import POOL_TOKENS
+from lorad.client.shapes import Completion, Generated
+from lorad.daemon.access import must_see
+from lorad.daemon.api.call import Call
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import connection_to, in_thread
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.runs.bases import refuse_other_base
+from lorad.daemon.runs.versions import await_bytes, find_version, in_hand, name_of
+from lorad.daemon.serving.borrow_pool import guest, is_chat, load_of, waited_for
+from lorad.errors import PoolLost, SpecError
+from lorad.models.facts import read_facts
+from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
+from lorad.protocol.calls import Generate
+from lorad.rl.data import with_system
+from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.model import Data, NonNegative, NonNegativeFloat, Positive, Seed
+from lorad.store import runs
+from lorad.store.rows import VersionRow
+
+
+class Wish(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to sample; the defaults are those of a quick look."""
+
+    n: Annotated[int, Meta(ge=1, le=1024)] = 1
+    temperature: NonNegativeFloat = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    max_new_tokens: Positive = 64
+    seed: Seed = 0
+    stop: list[str] = []
+
+
+class Body(Struct):
+    version: str
+    prompt: str
+    sampling: Wish = Wish()
+
+
+async def handle(ctx: Context, call: Call) -> Generated:
+    """Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses."""
+    body = call.json(Body)
+    if body.sampling.n * body.sampling.max_new_tokens > POOL_TOKENS:
+        told = f"{body.sampling.n} completions of {body.sampling.max_new_tokens} tokens are too many for one request"
+        raise SpecError(told, hint="Ask several times, or for shorter ones.")
+    version = find_version(ctx, body.version)
+    run = must_see(ctx, call.caller, runs.get(ctx.store, version.run))
+    with in_hand(ctx, version):
+        async with guest(ctx, run) as pool:
+            refuse_other_base(ctx, run, pool)
+            await await_bytes(ctx, version)
+            data = spec_of(run).data if await is_chat(ctx, run) else None
+            wish = partial(ask, ctx, pool, version, body, data)
+            completions = await in_thread(ctx, pool.setup.owner, wish)
+    return Generated(name_of(version), completions)
+
+
+def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[Completion]:
+    """The completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
+    wish, user = body.sampling, ctx.user(pool.setup.owner)
+    process = None if user is None else (user.command([], Path("/")), user.environment)
+    with as_user(user):
+        tokenizer = Tokenizer(Path(pool.setup.model_path), user=process)
+    tokens = np.array(tokenize(tokenizer, body.prompt, chat), np.int32)
+    with as_user(user):
+        check_length(len(tokens), wish.max_new_tokens, Path(pool.setup.model_path))
+    prompts = [Prompt("prompt", tokens, wish.seed + np.arange(wish.n, dtype=np.uint64))]
+    sampling = Sampling(
+        logprobs=False,
+        max_new_tokens=wish.max_new_tokens,
+        temperature=wish.temperature,
+        top_p=wish.top_p,
+        top_k=wish.top_k,
+        stop_token_ids=tuple(tokenizer.eos_ids),
+        stop=tuple(wish.stop),
+        stream=False,
+    )
+    found = {i: Completion("") for i in range(wish.n)}
+    with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
+        connection.call("load_version", load_of(version))
+        for item in connection.stream("serve", Generate(name_of(version), prompts, sampling)):
+            for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
+                take(chunk, found, wish.max_new_tokens)
+    return [replace(one, text=tokenizer.completion(one.tokens, wish.stop)) for one in found.values()]
+
+
+def take(chunk: Chunk, found: dict[int, Completion], most: int) -> None:
+    """Raises PoolLost for what no pool answers to the question: it is a process of a user's."""
+    one = found.get(chunk.index)
+    if one is None or len(one.tokens) + chunk.tokens.size > most:
+        raise PoolLost("the pool answers with more than it was asked for", hint="Is it of another lorad?")
+    found[chunk.index] = replace(one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish)
+
+
+def check_length(prompt: int, new: int, model: Path) -> None:
+    limit = read_facts(model).max_positions
+    if prompt == 0:
+        raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
+    if prompt + new > limit:
+        raise SpecError(
+            f"a prompt of {prompt} tokens and {new} new ones exceed the {limit} positions of the model",
+            hint="Shorten the prompt or lower max_new_tokens.",
+        )
+
+
+def tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
+    """As the run's own prompts were."""
+    if chat is None:
+        return tokenizer.encode(text, special=True)
+    messages = with_system(chat, [{"role": "user", "content": text}])
+    with contextlib.closing(tokenizer):
+        return tokenizer.encode(tokenizer.chat(messages, chat.chat_template_kwargs))

@@ -1,0 +1,86 @@
+"""What the processes of a run print, by byte offset."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+from lorad.bounds import LINE_CHARACTERS
+from lorad.client.shapes import LogPart
+from lorad.daemon.api.call import Call
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.process.log_trim import cut_before
+from lorad.errors import SpecError
+from lorad.files import open_file
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+PROCESSES = ("driver", "pool", "trainer", "engine")
+SERVER = re.compile(r"engine-\d{1,4}")  # one of several servers
+MOST = 1 << 20  # bytes in one answer
+
+
+async def handle(ctx: Context, call: Call) -> LogPart:
+    run = runs.get(ctx.store, call.run)
+    path = log_of(ctx, run, call.text("of") or "driver")
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
+
+
+def log_of(ctx: Context, run: RunRow, of: str) -> Path:
+    """Of the newest attempt, or of the pool's newest life.
+
+    `engine` is the first server, `engine-1` the next; `trainer` all of its ranks. What is in the pool's own process
+    writes to the pool's log.
+    """
+    if of not in PROCESSES and not SERVER.fullmatch(of):
+        raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(PROCESSES)}, engine-1.")
+    if of == "driver":
+        return attempt_dir(run).log
+    pool = ctx.pools.get(run.pool or "")
+    if not pool:
+        return Path(os.devnull)
+    has_servers = pool.setup.server is not None and not pool.setup.server.urls
+    if of.startswith("engine") and has_servers:
+        return pool.attempt().work / f"{'engine-0' if of == 'engine' else of}.log"
+    if of == "trainer" and pool.setup.ranks is not None:
+        return pool.attempt().work / "trainer.log"
+    return pool.attempt().log
+
+
+def read(path: Path, offset: int, limit: int) -> LogPart:
+    """A negative offset counts from the end. Cuts no character in two.
+
+    Offsets count what was cut from the log as well. One that is past the end is of another log: this one begins.
+    """
+    try:
+        with open_file(path, links=False) as file:
+            cut, size = cut_before(file.fileno()), file.seek(0, os.SEEK_END)
+            start = size + offset if offset < 0 else offset - cut
+            start = 0 if start > size else max(0, start)
+            file.seek(start)
+            data = file.read(max(0, min(limit, MOST)))
+    except OSError:  # none yet, or something that is no log
+        return LogPart("")
+    if start + len(data) < size:
+        data = whole_characters(data)
+    return LogPart(shown(data.decode(errors="replace")), cut + start + len(data), cut + size)
+
+
+def shown(text: str) -> str:
+    """With long lines cut: a program may print without an end."""
+    return "\n".join(
+        line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
+        for line in text.split("\n")
+    )
+
+
+def whole_characters(data: bytes) -> bytes:
+    """Without the beginning of a UTF-8 character at the end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-back] if needed > back and len(data) > back else data
+    return data

@@ -1,0 +1,209 @@
+"""Queue a new attempt from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.adapters.directory import verify
+from lorad.client.shapes import Resumed
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.views import extended, run_view, spec_at
+from lorad.daemon.context import Context, Request, request_of, run_dir, spec_of
+from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.queue.limits import refuse_priority
+from lorad.daemon.runs.bases import inputs_of
+from lorad.daemon.runs.preflight import preflight
+from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
+from lorad.protocol.inputs import changes
+from lorad.spec.model import Positive, Spec, to_json
+from lorad.spec.text import overridden, override
+from lorad.states import EndReason, Move, RunState
+from lorad.store import events, runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.rows import CheckpointRow, RunRow
+
+CHANGEABLE = frozenset({"trainer", "rollout", "pool", "resources", "eval", "checkpoint", "attest", "deterministic"})
+ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the adapter is
+
+
+class Body(Struct):
+    """overrides: keys of the spec, from this attempt on."""
+
+    step: int | None = None
+    steps: Positive | None = None
+    overrides: list[str] = []
+
+
+async def handle(ctx: Context, call: Call) -> Resumed:
+    """Raises NotFound (no such checkpoint), IntegrityError (it is damaged), Conflict (not over, nothing to do, or
+    another one came first), SpecError (an override that does not fit).
+    """
+    body, run = call.json(Body), runs.get(ctx.store, call.run)
+    refuse_live_or_imported(run)
+    before, present = spec_of(run), checkpoints(ctx.store, call.run)
+    chosen = choose(run, present, body.step)
+    spec = changed(before, body.overrides)
+    if spec.resources.priority > before.resources.priority:
+        refuse_priority(ctx, call.caller, spec)
+    if chosen:
+        spec = fitted(spec, body.overrides, spec_at(run_dir(run).attempt(chosen.attempt)))
+    steps, done = total(body, run, before), chosen.step if chosen else 0
+    spec = on_schedule(spec, before, run.steps, steps)
+    if steps < done or (steps == done and run.reason == EndReason.COMPLETED):
+        hint = f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an earlier step."
+        raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
+    if chosen:
+        await on_behalf(ctx, run.owner_uid, check, call.run, chosen, present)
+    refuse_standstill(spec, done, steps)
+    changed_inputs = await on_behalf(ctx, run.owner_uid, changes, inputs_of(ctx, run))
+    columns: dict[str, Any] = {"steps": steps, "resume_step": done if chosen else None}
+    request = None
+    if body.overrides or spec != before:
+        request = await respecified(ctx, run, spec, body.overrides, steps)
+        columns |= {"spec": to_json(spec).decode(), "priority": spec.resources.priority}
+    with ctx.store.write():
+        refuse_late(ctx, run)
+        ctx.move(call.run, Move.RESUME, detail=" ".join([f"from step {done}", *body.overrides]), by=call.caller.name)
+        runs.set_fields(ctx.store, call.run, **columns)
+        if request:
+            keep(ctx, run, request)
+    ctx.waker.poke()
+    warnings = request.facts.warnings if request else []
+    row = runs.get(ctx.store, call.run)
+    return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
+
+
+def refuse_live_or_imported(run: RunRow) -> None:
+    """Raises Conflict."""
+    name = run.name
+    if not RunState(run.state).is_over:
+        raise Conflict(f"run {name} is {run.state}", hint="Only a paused or ended run can be resumed.")
+    if run.reason == EndReason.IMPORTED:
+        hint = f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
+        raise Conflict(f"{name} was imported and never trained here, so there is nothing to resume", hint=hint)
+
+
+def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
+    """The spec of the next attempt. Raises SpecError for what defines the adapter, or what it learns from."""
+    for text in overrides:
+        key = overridden(text)
+        section = key.partition(".")[0]
+        if section in Spec.__struct_fields__ and section not in CHANGEABLE and key not in ALSO:
+            raise SpecError(
+                f"override {text}: {key} is part of what this run is; a resume may change "
+                f"{', '.join(sorted(CHANGEABLE))}",
+                hint="Start a new run with it; lora.adapter_path set to an exported version goes on from that.",
+            )
+    return override(spec, overrides)
+
+
+def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
+    """`spec` with the lora.type that a checkpoint of `trained` has on Megatron: only there linears come to share an A.
+
+    Raises SpecError when an override asks for shared ones, and they are not.
+    """
+    shared = trained is not None and trained.trainer.backend == "megatron" and trained.lora.type == "lora"
+    if shared or spec.trainer.backend != "megatron" or spec.lora.type == "canonical_lora":
+        return spec
+    for text in overrides:
+        if overridden(text) == "lora.type":
+            raise SpecError(
+                f"override {text}: with it q, k and v share one A, and this run has trained one for each",
+                hint="Leave it out: canonical_lora goes on with what there is.",
+            )
+    return replace(spec, lora=replace(spec.lora, type="canonical_lora"))
+
+
+def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
+    """With the horizon that linear or cosine had: another number of steps does not stretch it, so that the rate does
+    not jump. Who wants that says trainer.schedule_steps.
+    """
+    trainer = spec.trainer
+    is_kept = trainer.schedule != "constant" and trainer.schedule == before.trainer.schedule
+    if not is_kept or trainer.schedule_steps is not None or steps == horizon:
+        return spec
+    return replace(spec, trainer=replace(trainer, schedule_steps=horizon))
+
+
+def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
+    """Raises SpecError when the rate has come down to 0, so that further steps would change nothing."""
+    trainer = spec.trainer
+    if trainer.schedule == "constant" or trainer.min_lr or not trainer.lr or done < (trainer.schedule_steps or steps):
+        return
+    raise SpecError(
+        f"{trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
+        f"steps {done + 1} to {steps} would change nothing",
+        key="trainer.schedule",
+        hint=f"Choose one: trainer.min_lr={trainer.lr / 10:g} stays there; trainer.schedule_steps={steps} stretches "
+        f"{trainer.schedule}, and the rate jumps up; trainer.schedule=constant goes back to trainer.lr.",
+    )
+
+
+def total(body: Body, run: RunRow, before: Spec) -> int:
+    """The steps that the run is to make in all: as asked for now, else as before. Raises SpecError for two numbers."""
+    asked = asked_steps(before, body.overrides)
+    if body.steps and asked and body.steps != asked:
+        raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
+    return int(body.steps or asked or run.steps)
+
+
+def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
+    """What the overrides set trainer.steps to, be it what it was; None when they leave it."""
+    other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
+    steps = override(before, overrides).trainer.steps
+    return steps if override(other, overrides).trainer.steps == steps else None
+
+
+async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
+    """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
+    request = request_of(run)
+    reference = None if request.reference is None else run_dir(run).reference
+    wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
+    facts = await preflight(ctx, wanted, request.cwd, run.owner_uid, reference)
+    return replace(request, overrides=[*request.overrides, *overrides], facts=facts)
+
+
+def refuse_late(ctx: Context, run: RunRow) -> None:
+    """Raises Conflict when `run` is not as it was when the resume was asked for: checks take their time."""
+    now = runs.get(ctx.store, run.name)
+    if any(getattr(now, key) != getattr(run, key) for key in ("state", "attempt", "spec", "steps", "created_at")):
+        raise Conflict(
+            f"run {run.name} changed while this resume was checked: it is {now.state}",
+            hint=f"`lorad show {run.name}` shows what it does; it can be resumed when that is over.",
+        )
+
+
+def keep(ctx: Context, run: RunRow, request: Request) -> None:
+    write_json(run_dir(run).root / "request.json", msgspec.to_builtins(request))
+    told = {warning.get("message") for warning in events.of_kind(ctx.store, run.name, "warning")}
+    for warning in request.facts.warnings:
+        if warning not in told:
+            events.append(ctx.store, run.name, "warning", {"message": warning})
+
+
+def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
+    """The newest checkpoint, or the newest at `step`; None: from the start, as there is none."""
+    at_step = [row for row in present if step is None or row.step == step]
+    if at_step or step is None:
+        return at_step[-1] if at_step else None
+    known = ", ".join(str(row.step) for row in present) or "none"
+    raise NotFound(f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {known}.")
+
+
+def check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> None:
+    """Raises IntegrityError with the checkpoint before as the way out."""
+    try:
+        verify(Path(chosen.path))
+    except IntegrityError as error:
+        before = [row.step for row in present if row.step < chosen.step]
+        hint = "There is no checkpoint before it."
+        if before:
+            hint = f"Go on from the one before: `lorad resume {name} --from {before[-1]}`."
+        raise IntegrityError(f"checkpoint at step {chosen.step}: {error.message}", hint=hint) from None

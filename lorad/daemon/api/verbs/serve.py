@@ -1,0 +1,210 @@
+"""Keep a base warm, and serve adapters from PEFT directories under names of their own: all of them, or none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.adapters.adapter import Outline
+from lorad.adapters.directory import discard
+from lorad.adapters.peft import outline
+from lorad.client.shapes import Alias, Served
+from lorad.daemon.access import must_own, of_alias, of_run, owns
+from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.swap import move, tell_gateway
+from lorad.daemon.api.views import of_row
+from lorad.daemon.context import Context, Request, spec_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import in_thread, on_behalf
+from lorad.daemon.pools.life import refresh
+from lorad.daemon.process.users import Caller, User
+from lorad.daemon.runs import import_adapter
+from lorad.daemon.runs.create import anchored, expanded
+from lorad.daemon.runs.import_adapter import Import
+from lorad.daemon.runs.preflight import preflight
+from lorad.daemon.runs.versions import in_hand
+from lorad.daemon.serving.borrow_pool import guest, load
+from lorad.daemon.serving.gateways import base_url, gateway_socket, gateway_up
+from lorad.daemon.serving.keep_up import set_serving
+from lorad.errors import LoradError, SpecError
+from lorad.protocol.calls import Attestation
+from lorad.spec.model import Eval, Model, Spec
+from lorad.spec.text import overridden, override
+from lorad.store import aliases, runs
+from lorad.store.rows import AliasRow
+
+CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
+LENGTHS = {"data.max_prompt_tokens", "rollout.max_new_tokens"}
+OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
+
+
+class Named(Struct):
+    name: str
+    directory: str
+
+
+class Found(NamedTuple):
+    """What lies in a directory: no weight is read before it is known to fit."""
+
+    name: str
+    source: Path
+    outline: Outline
+
+
+class Body(Struct):
+    model: str
+    cwd: str
+    adapters: list[Named] = []
+    overrides: list[str] = []
+
+
+async def handle(ctx: Context, call: Call) -> Served:
+    """Raises SpecError, Conflict (a name is taken, no device is free), AdapterRefused, AttestationFailed, PoolLost."""
+    body = call.json(Body)
+    spec = await in_thread(ctx, call.caller.uid, base_spec, body, ctx.user(call.caller.uid))
+    if not body.adapters:
+        return await keep_warm(ctx, call.caller, spec)
+    names = [adapter.name for adapter in body.adapters]
+    async with contextlib.AsyncExitStack() as stack:
+        for name in sorted({*names}):
+            await stack.enter_async_context(ctx.moving[name])
+        refuse(ctx, call.caller, names, spec)
+        made = await prepared(ctx, call.caller.uid, body, spec)
+        for one in made:
+            stack.callback(discard, one.staged)
+            stack.enter_context(in_hand(ctx, one.version()))
+        loaded = [await shown(ctx, call, one, stack) for one in made]
+        refuse(ctx, call.caller, names, spec)
+        rows = [served(ctx, call, one, *found) for one, found in zip(made, loaded, strict=True)]
+    await gateway_up(ctx)
+    return answer(ctx, loaded[0][0], rows)
+
+
+def base_spec(body: Body, user: User | None) -> Spec:
+    """What kind of pool serves. Raises SpecError for keys that only training knows."""
+    for text in body.overrides:
+        if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
+            hint = "Serving takes keys of rollout, pool, resources and model, trainer.backend and data.chat_template."
+            raise SpecError(f"override {text}: {key} is for runs that train", hint=hint)
+    spec = override(Spec(model=Model(path=body.model), eval=Eval(every=0)), body.overrides)
+    return anchored(spec, Path(body.cwd), user)
+
+
+async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
+    """Serve the aliases that the base has, those of one's own runs. Raises SpecError when it has none."""
+    rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
+    found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
+    of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
+    if not of_base:
+        hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
+        raise SpecError(f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint)
+    async with guest(ctx, of_base[0][1]) as pool:
+        set_serving(ctx, [run.name for _, run in of_base], pool)
+    await gateway_up(ctx)
+    return answer(ctx, pool, [row for row, _ in of_base])
+
+
+def refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise SpecError(f"--adapter {name}: the name is given twice", hint="Give each adapter its own.")
+        if runs.exists(ctx.store, name):
+            must_own(ctx, caller, of_run(runs.get(ctx.store, name)))
+        if alias := aliases.find(ctx.store, name):
+            must_own(ctx, caller, of_alias(ctx, alias))
+        import_adapter.refuse_taken(ctx, name, spec.model.path)
+
+
+async def prepared(ctx: Context, uid: int, body: Body, spec: Spec) -> list[Import]:
+    """Every adapter, checked against the base and staged: the largest rank first, as servers are started for it."""
+    found = [await read(ctx, uid, adapter.name, source_of(ctx, uid, body, adapter)) for adapter in body.adapters]
+    found.sort(key=lambda one: -one.outline.config.rank)
+    largest = replace(brief(spec, body.overrides), lora=replace(spec.lora, rank=found[0].outline.config.rank))
+    facts = await preflight(ctx, largest, body.cwd, uid)
+    spec = roomy(spec, body.overrides, facts.max_positions)
+    model = facts.model_path, facts.model_dtype, facts.parameters
+    asked = Request(body.cwd, "", body.overrides, *model, facts)
+    await refresh(ctx)
+    made: list[Import] = []
+    try:
+        for one in found:
+            made.append(await staged(ctx, uid, one, spec, asked))
+    except BaseException:
+        for staged_before in made:
+            discard(staged_before.staged)
+        raise
+    return made
+
+
+def source_of(ctx: Context, uid: int, body: Body, adapter: Named) -> Path:
+    return Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
+
+
+def brief(spec: Spec, overrides: Sequence[str]) -> Spec:
+    """For the check, before it is known how long a context the base has."""
+    if LENGTHS & {overridden(text) for text in overrides}:
+        return spec
+    return replace(spec, rollout=replace(spec.rollout, max_new_tokens=1))
+
+
+def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
+    """With the context that users expect of a server; runs of the same base join it with less."""
+    if LENGTHS & {overridden(text) for text in overrides}:
+        return spec
+    longest = min(CONTEXT, positions)
+    data = replace(spec.data, max_prompt_tokens=longest - longest // 4)
+    return replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
+
+
+async def staged(ctx: Context, uid: int, found: Found, spec: Spec, asked: Request) -> Import:
+    name, source, told = found
+    with blamed(name, source):
+        adapter, modules = await on_behalf(
+            ctx, uid, import_adapter.read, source, told, spec.trainer.backend, Path(asked.model_path)
+        )
+    own = import_adapter.spec_of_adapter(spec, name, adapter.config, modules)
+    return await import_adapter.stage(ctx, uid, own, import_adapter.request_for(asked, source, adapter), adapter)
+
+
+async def read(ctx: Context, uid: int, name: str, source: Path) -> Found:
+    with blamed(name, source):
+        return Found(name, source, await on_behalf(ctx, uid, outline, source))
+
+
+@contextlib.contextmanager
+def blamed(name: str, source: Path) -> Iterator[None]:
+    """Errors say which adapter they are about."""
+    try:
+        yield
+    except LoradError as error:
+        raise type(error)(f"adapter {name} of {source}: {error.message}", hint=error.hint) from error
+    except OSError as error:
+        hint = "It is opened as the user who asks."
+        raise SpecError(f"adapter {name} of {source}: {error.strerror or error}", hint=hint) from error
+
+
+async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncExitStack) -> tuple[Pool, Attestation]:
+    """The pool that has loaded and attested it, which stays up till the stack is left."""
+    pool = await stack.enter_async_context(guest(ctx, one.row()))
+    with blamed(one.name, one.source):
+        return pool, await load(ctx, pool, one.version(), keep=True)
+
+
+def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> AliasRow:
+    """From now on: the alias. Never awaits."""
+    version = import_adapter.settle(ctx, one, attestation, call.caller, pool)
+    set_serving(ctx, [one.name], pool)
+    row = move(ctx, one.name, version, by=call.caller)
+    tell_gateway(ctx, one.name)
+    return row
+
+
+def answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
+    ctx.waker.poke()
+    return Served(pool.id, [of_row(Alias, row) for row in rows], gateway_socket(ctx), base_url(ctx))

@@ -1,0 +1,47 @@
+"""Who the daemon is and how it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import lorad
+from lorad.box.tokens import tokens_trouble
+from lorad.client.box_shapes import Caller, DatabaseSize, Disk, Status
+from lorad.daemon.access import is_admin
+from lorad.daemon.api.call import Call
+from lorad.daemon.context import Context
+from lorad.daemon.runs.take_in import size_of
+from lorad.daemon.serving.gateways import base_url, gateway_socket
+from lorad.store import runs
+
+TROUBLES = 20  # of what the daemon cannot do now, and tries again
+
+
+async def handle(ctx: Context, call: Call) -> Status:
+    owner = call.caller.uid if ctx.system and not is_admin(ctx, call.caller) else None
+    return Status(
+        pid=os.getpid(),
+        version=lorad.__version__,
+        home=str(ctx.home.root),
+        caller=Caller(call.caller.name, is_admin(ctx, call.caller)),
+        shared=ctx.system,
+        started_at=ctx.started_at,
+        gateway=gateway_socket(ctx),
+        url=base_url(ctx),
+        url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
+        runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
+        troubles=ctx.troubles.lines(owner)[:TROUBLES],
+        disk=disk(ctx.runs_root),
+        database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
+    )
+
+
+def disk(storage: Path) -> Disk | None:
+    """Bytes of the filesystem that runs write to, for users other than root; None where it cannot be asked."""
+    try:
+        usage = shutil.disk_usage(storage)
+    except OSError:
+        return None
+    return Disk(usage.free, usage.total)

@@ -1,0 +1,71 @@
+"""Re-hash everything that a run wrote, and attest again what is loaded of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lorad.client.box_shapes import Check, Verification
+from lorad.daemon.api.call import Call
+from lorad.daemon.context import Context, request_of, run_dir, spec_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import in_thread, on_behalf
+from lorad.daemon.pools.life import refresh
+from lorad.daemon.record.verify import Subject, check_files, counted
+from lorad.daemon.runs.versions import heard, in_hand, name_of
+from lorad.daemon.serving.borrow_pool import call_attest_again
+from lorad.daemon.storage.budget import was_spared
+from lorad.errors import LoradError, NotFound
+from lorad.states import RunState
+from lorad.store import runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.rows import RunRow, VersionRow
+from lorad.store.versions import versions
+
+
+async def handle(ctx: Context, call: Call) -> Verification:
+    """Raises NotFound. What is wrong is told, not raised."""
+    run = runs.get(ctx.store, call.run)
+    checks = await on_behalf(ctx, run.owner_uid, check_files, subject(ctx, run))
+    checks.append(await attest_again(ctx, run))
+    return Verification(call.run, checks, sum(len(check.problems) for check in checks))
+
+
+def subject(ctx: Context, run: RunRow) -> Subject:
+    rows, kept = versions(ctx.store, run.name), checkpoints(ctx.store, run.name)
+    works, spared = not RunState(run.state).is_over, was_spared(ctx, run.name)
+    held = {row.version for row in rows if row.pinned or row.aliases}
+    return Subject(
+        directory=run_dir(run),
+        model_path=Path(request_of(run).model_path),
+        digests={row.version: row.sha256 for row in rows},
+        needed=frozenset(held if works else held | {row.version for row in kept}),
+        checkpoints=frozenset(row.path for row in kept),
+        keep_samples=spec_of(run).checkpoint.keep_samples or int(spared),
+        works=works,
+        spared=spared,
+    )
+
+
+async def attest_again(ctx: Context, run: RunRow) -> Check:
+    """Of the run's versions, those that a pool has loaded now."""
+    await refresh(ctx)
+    problems, count = [], 0
+    rows = {name_of(row): row for row in versions(ctx.store, run.name)}
+    for pool in heard(ctx, run.owner_uid):
+        for name in rows.keys() & set(pool.status.loaded if pool.status else []):
+            count += 1
+            with in_hand(ctx, rows[name]):
+                problems += await verdict(ctx, pool, rows[name])
+    return Check("attestation", f"{counted(count, 'version')} loaded now", problems)
+
+
+async def verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
+    """What is wrong with a loaded version."""
+    try:
+        attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)
+    except NotFound:  # it went meanwhile
+        return []
+    except LoradError as error:
+        return [f"{name_of(version)} in pool {pool.id}: {error.message}"]
+    failed = attestation.verdict == "failed"
+    return [f"{name_of(version)} in pool {pool.id}: {attestation.detail}"] if failed else []

@@ -1,0 +1,225 @@
+"""Rows as clients see them: the shapes of `lorad.client`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from lorad.box.paths import AttemptDir
+from lorad.client.box_shapes import Engine, Pool, PoolRun, Runtime, Trainer
+from lorad.client.shapes import Attempt, Rates, Reference, Run, RunDetails, RunProcess, Signals, Trainable, Version
+from lorad.daemon import pool as daemon_pool
+from lorad.daemon.context import Context, attempt_dir, request_of, run_dir
+from lorad.daemon.pools.threads import told_runtime
+from lorad.daemon.process.processes import read_status
+from lorad.daemon.queue.preempt import told_of
+from lorad.daemon.runs.versions import has_files, is_loaded
+from lorad.errors import LoradError
+from lorad.protocol.status import PoolStatus
+from lorad.spec.model import Spec
+from lorad.spec.text import from_json
+from lorad.store import events, runs
+from lorad.store.db import Rows
+from lorad.store.rows import RunRow, RunSummary, VersionRow
+
+WARNINGS = 20
+OWN = "trainer."  # of versions in PoolInfo
+T = TypeVar("T", bound=Struct)
+
+
+class History(Struct, frozen=True):
+    """What took place in a run."""
+
+    attempts: list[Attempt]
+    trainable: Trainable | None
+    warnings: list[str]
+
+
+SIGNALS = msgspec.json.Decoder(Signals)
+RECENT = msgspec.json.Decoder(list[int | float | None])
+
+
+def of_row(kind: type[T], row: Struct, **more: Any) -> T:
+    """Make an answer of a row's fields of the same names; `more` are fields that the row lacks or has otherwise."""
+    names = (name for name in kind.__struct_fields__ if name not in more and hasattr(row, name))
+    return kind(**{name: getattr(row, name) for name in names}, **more)
+
+
+def extended(kind: type[T], answer: Struct, **more: Any) -> T:
+    """Make a Struct that has further fields."""
+    return kind(**asdict(answer), **more)
+
+
+def run_view(row: RunSummary) -> Run:
+    return of_row(
+        Run,
+        row,
+        waiting=told_of(row, row.waiting if row.state in ("queued", "starting") or row.serving else ""),
+        rates=Rates(row.rates.tokens_per_second, row.rates.step_seconds),
+        signals=SIGNALS.decode(row.signals),
+        recent=RECENT.decode(row.recent),
+    )
+
+
+def history(rows: Rows, row: RunRow) -> History:
+    """Read what took place in a run; it takes its time where that was much."""
+    warnings = events.of_kind(rows, row.name, "warning", since=row.created_at, limit=WARNINGS)
+    messages = [warning.get("message", "") for warning in reversed(warnings)]
+    return History(attempts_of(rows, row), trainable(rows, row), messages)
+
+
+def show_view(ctx: Context, row: RunRow, history: History) -> RunDetails:
+    return extended(
+        RunDetails,
+        run_view(row),
+        directory=row.directory,
+        cwd=asked_in(row),
+        reference=reference_of(row),
+        sweep=row.sweep,
+        serving=row.serving,
+        spec=json.loads(row.spec),
+        processes=processes_of(ctx, row),
+        **asdict(history),
+    )
+
+
+def asked_in(row: RunRow) -> str | None:
+    """Where relative paths of its spec begin; None where that is not kept."""
+    try:
+        return request_of(row).cwd
+    except LoradError:
+        return None
+
+
+def reference_of(row: RunRow) -> Reference | None:
+    """What KL is measured against; None where that is the base."""
+    try:
+        there = request_of(row).reference
+    except LoradError:
+        return None
+    return None if there is None else Reference(there.name, there.sha256)
+
+
+def attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
+    """`changed`: dotted keys whose values are others than in the attempt before; of attempts that kept their spec."""
+    found: list[Attempt] = []
+    before: dict[str, Any] | None = None
+    for attempt in runs.attempts(rows, row.name):
+        spec = spec_at(run_dir(row).attempt(attempt.attempt))
+        plain = msgspec.to_builtins(spec) if spec else None
+        found.append(of_row(Attempt, attempt, changed=differences(before, plain) if before and plain else {}))
+        before = plain
+    return found
+
+
+def spec_at(attempt: AttemptDir) -> Spec | None:
+    """What the attempt went by; None where it is not kept, or cannot be read."""
+    try:
+        return from_json(attempt.spec.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
+    """Of two plain mappings: dotted key -> the value after."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return {} if before == after else {key: after}
+    return {
+        changed: value
+        for name in after
+        for changed, value in differences(before.get(name), after[name], f"{key}.{name}" if key else name).items()
+    }
+
+
+def trainable(rows: Rows, row: RunRow) -> Trainable | None:
+    """Parameters of the adapter and of its base, as the newest attempt that began told them; None before that."""
+    attempts = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
+    if not attempts:
+        return None
+    told = attempts[0]
+    own, base = told.get("parameters", 0), told.get("base_parameters", 0)
+    return Trainable(own, base or None, own / (own + base) if base else None)
+
+
+def processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
+    """What works for an active run now, shims included."""
+    if row.state not in ("starting", "running", "stopping"):
+        return []
+    attempts = {"driver": attempt_dir(row)}
+    if pool := ctx.pools.get(row.pool or ""):
+        attempts["pool"] = pool.attempt()
+    found = []
+    for role, attempt in attempts.items():
+        if (state := ctx.processes.inspect(attempt)).phase == "alive":
+            status = read_status(attempt) or {}
+            found += [RunProcess(role, state.pid), RunProcess(f"{role} shim", status.get("shim_pid"))]
+    return found
+
+
+def version_view(ctx: Context, row: VersionRow) -> Version:
+    """`path` is None while, or after, there are no files."""
+    return of_row(Version, row, loaded=is_loaded(ctx, row), path=row.path if has_files(row.path) else None)
+
+
+def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
+    status = believed(ctx, pool)
+    tenants = status.tenants if status else []
+    return Pool(
+        pool=pool.id,
+        state=pool.state,
+        model=pool.setup.model,
+        pid=pool.process.pid,
+        device=pool.setup.names[0],
+        mode=pool.setup.mode,
+        threads=pool.setup.threads,
+        runtime=runtime_view(pool.attempt()),
+        tenants=[tenant.run for tenant in tenants],
+        runs=[PoolRun(tenant.run, tenant.phase, tenant.bytes, tenant.waited) for tenant in tenants],
+        capacity=status.capacity if status else None,
+        loaded=status.loaded if status else [],
+        engine_tokens_per_second=status.engine_tokens_per_second if status else 0.0,
+        trainer_tokens_per_second=status.trainer_tokens_per_second if status else 0.0,
+        engine=engine_view(pool.setup.engine, status),
+        trainer=trainer_view(pool.setup.trainer, status),
+        devices=list(pool.setup.names),
+        memory_bytes=status.rss_bytes if status else None,
+        idle_seconds=pool.idle_seconds,
+    )
+
+
+def runtime_view(attempt: AttemptDir) -> Runtime | None:
+    """What the process of a pool's attempt was started with; None where that is not kept."""
+    try:
+        return msgspec.convert(told_runtime(attempt), Runtime | None)
+    except msgspec.ValidationError:
+        return None
+
+
+def believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
+    """What a pool says, without what a shared daemon's user claims of runs that are not theirs."""
+    if pool.status is None or not ctx.system:
+        return pool.status
+    own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}
+    tenants = [tenant for tenant in pool.status.tenants if tenant.run in own]
+    loaded = [name for name in pool.status.loaded if name.rpartition("@")[0] in own]
+    return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)
+
+
+def trainer_view(name: str, status: PoolStatus | None) -> Trainer:
+    """The backend's name, the versions of what trains apart from the pool, and how it is; as `engine_view`."""
+    if status is None or status.trainer is None:
+        return Trainer(name)
+    versions = status.info.versions.items()
+    software = {key.removeprefix(OWN): version for key, version in versions if key.startswith(OWN)}
+    return extended(Trainer, status.trainer, name=name, software=software)
+
+
+def engine_view(name: str, status: PoolStatus | None) -> Engine:
+    """The backend's name, the versions of what serves, and what it does; no more than the name before it answers."""
+    if status is None or status.engine is None:
+        return Engine(name)
+    return extended(Engine, status.engine, name=name, software=status.info.versions.get(name))

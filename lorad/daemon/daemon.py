@@ -1,0 +1,127 @@
+"""The daemon from start to end: lock, adopt, answer, reconcile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import logging.handlers
+import os
+import signal
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lorad.box import config
+from lorad.box.paths import Home, refuse_open
+from lorad.box.tokens import tokens_trouble
+from lorad.daemon.adopt import adopt
+from lorad.daemon.api.metrics_port import scraped
+from lorad.daemon.api.server import bind, make_app
+from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import find_devices
+from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
+from lorad.daemon.open_store import open_journal, open_store, tell_start
+from lorad.daemon.process.shared_home import prepare_shared
+from lorad.daemon.reconcile import reconcile
+from lorad.protocol.bounded import Doorkeeper, bounded
+from lorad.protocol.structs import learn_structs
+
+log = logging.getLogger("lorad.daemon")
+
+LOG_BYTES, LOG_FILES = 8 << 20, 3
+THREADS = 64
+BACKLOG = 256  # connections that wait to be taken
+
+
+def run_daemon(home: Home, *, system: bool = False) -> None:
+    """Serve `home` until SIGTERM, SIGINT or `shutdown`. system: for all users. Raises Conflict when it has a daemon,
+    SpecError, NotAllowed."""
+    learn_structs()
+    prepare_shared(home) if system else prepare(home)
+    with lock(home):
+        log_trouble = log_to(home.daemon_log)
+        ctx = open_context(home)
+        ctx.system, ctx.log_trouble = system, log_trouble
+        try:
+            asyncio.run(serve(ctx))
+        finally:
+            ctx.store.close()
+            ctx.journal.close()
+            log.info("the daemon ends; runs and pools go on")
+
+
+def prepare(home: Home) -> None:
+    """Make what is missing. The mode of what is there is left as it is. Raises StorageError, NotAllowed."""
+    with writable():
+        for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_open(home.root)
+
+
+def log_to(path: Path) -> str:
+    """Log to a file that is kept small, or to stderr where that cannot be written: why it cannot, "" when it can."""
+    trouble = ""
+    try:
+        handler: logging.Handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+    except OSError as error:
+        handler, trouble = logging.StreamHandler(), f"the daemon has no log: {path}: {error.strerror}"
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    return trouble
+
+
+def open_context(home: Home) -> Context:
+    settings, store = config.load(home.config), open_store(home)
+    devices = find_devices(settings.devices.cpu_slots)
+    ctx = Context(home, settings, store, open_journal(home), devices)
+    tell_start(store, ctx.journal)
+    if trouble := tokens_trouble(settings.gateway):
+        log.error("%s", trouble)
+    return ctx
+
+
+async def serve(ctx: Context) -> None:
+    """Answers from its first moment; adopts before it starts anything."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ctx.close)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))  # most of them wait for a pool
+    with writable():
+        adopt(ctx)
+    async with answering(ctx):
+        log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
+        await reconcile(ctx)
+        async with ctx.parting:  # what is to end with the daemon has ended
+            pass
+
+
+@contextlib.asynccontextmanager
+async def answering(ctx: Context) -> AsyncIterator[None]:
+    """The API on the home's socket."""
+    runner = bounded(make_app(ctx), shutdown_timeout=GOODBYE_SECONDS)
+    await runner.setup()
+    path = ctx.home.socket
+    door = Doorkeeper(runner.server, ctx.bounds)
+    listener = await asyncio.get_running_loop().create_unix_server(
+        door, sock=bind(path, 0o666 if ctx.system else 0o600), backlog=BACKLOG
+    )
+    try:
+        async with scraped(ctx):
+            yield
+    finally:
+        listener.close()
+        await runner.cleanup()
+        path.unlink(missing_ok=True)
+        await rest(ctx)
+
+
+async def rest(ctx: Context) -> None:
+    """End what the daemon itself has under way."""
+    for connection in list(ctx.waiting):
+        connection.abort()
+    for task in list(ctx.tasks):
+        task.cancel()
+    await asyncio.gather(*ctx.tasks, return_exceptions=True)
+    ctx.readers.close()
+    ctx.waker.close()

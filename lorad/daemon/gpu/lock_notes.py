@@ -1,0 +1,229 @@
+"""Notes beside the locks of GPUs, by which the daemons of all users tell each other who holds one and who waits for it.
+
+`<uuid>.holder-<uid>-<home>.json` and `<uuid>.wanted-<uid>-<home>.json` in the directory of the locks; <home> tells
+apart the daemons of one user. A note decides nothing but words and when an idle pool ends: the lock alone decides who
+has a GPU. What others wrote is believed as far as its file belongs to the user in its name, and shown printable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lorad.daemon.gpu import devices
+from lorad.daemon.gpu.devices import Device, is_taken, lock_directory, lock_file
+from lorad.files import write_whole
+from lorad.text import one_line
+
+if TYPE_CHECKING:
+    from lorad.daemon.context import Context
+    from lorad.daemon.pool import Pool
+
+NOTE_BYTES = 8192
+MOST_ENTRIES = 4096  # of the directory, in which everybody may write
+FRESH_SECONDS = 30.0  # a daemon that waits says so again in a third of it
+SKEW_SECONDS = 5.0
+SEEN_SECONDS = 0.5
+LOOK_SECONDS = 2.0  # between two looks at what others want
+Text = Annotated[str, Meta(max_length=400)]
+Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+T = TypeVar("T", bound="Struct")
+
+
+class Holder(Struct, frozen=True):
+    """Who holds a device. uid, user: whose pool it is; why: what it does; pid, start_time: of its process.
+
+    idle_timeout: seconds that it stays when it is idle, None: as long as it is asked to; idle_since: Unix time.
+    """
+
+    pool: Text
+    uid: int
+    user: Text
+    why: Text
+    since: Seconds
+    pid: int | None = None
+    start_time: int | None = None
+    idle_timeout: Seconds | None = None
+    idle_since: Seconds | None = None
+
+
+class Wanted(Struct, frozen=True):
+    """A daemon waits for a device. why: for what."""
+
+    uid: int
+    why: Text
+    since: Seconds
+
+
+@dataclass
+class Notes:
+    """What this daemon wrote and when (monotonic), and what it saw.
+
+    wanted: UUID -> for what, in this pass of the loop; since, idle_since: UUID, pool -> Unix time; others: UUIDs that
+    other daemons wait for. A moment ago (monotonic): seen: who had a device, by UUID; free: how many were.
+    """
+
+    written: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
+    wanted: dict[str, str] = field(default_factory=dict)
+    since: dict[str, float] = field(default_factory=dict)
+    idle_since: dict[str, float] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+    seen: dict[str, tuple[float, Holder | None]] = field(default_factory=dict)
+    free: tuple[float, int] = (float("-inf"), 0)
+    looked_at: float = float("-inf")
+
+
+def note_path(home: Path, uuid: str, kind: str) -> Path:
+    """Of the note that the daemon of `home` writes."""
+    return devices.LOCKS / f"{uuid}.{kind}-{os.getuid()}-{home_name(home)}.json"
+
+
+def home_name(home: Path) -> str:
+    return hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
+
+
+def write_note(path: Path, data: bytes) -> None:
+    """Readable by everybody. Raises OSError, also when somebody else's file is there."""
+    lock_directory()
+    write_whole(path, data, mode=0o644, durable=False)
+
+
+def notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
+    """uid and home in the names of all notes of that kind about a device, and where they are."""
+    pattern = re.compile(re.escape(f"{uuid}.{kind}-") + r"(\d{1,10})-([0-9a-f]{8})\.json")
+    with contextlib.suppress(OSError), os.scandir(devices.LOCKS) as entries:
+        for entry in itertools.islice(entries, MOST_ENTRIES):
+            if found := pattern.fullmatch(entry.name):
+                yield int(found[1]), found[2], Path(entry.path)
+
+
+def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
+    """The note and when it was written; None unless it is a small, readable file of that user's."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        there = os.fstat(file)
+        if not stat.S_ISREG(there.st_mode) or there.st_uid != uid or there.st_size > NOTE_BYTES:
+            return None
+        return msgspec.json.decode(os.read(file, NOTE_BYTES), type=kind), there.st_mtime
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return None
+    finally:
+        os.close(file)
+
+
+def seen_holder(notes: Notes, device: Device) -> Holder | None:
+    """`holder_of`, as it was a moment ago: everybody in a long queue asks."""
+    at, found = notes.seen.get(device.uuid, (float("-inf"), None))
+    if time.monotonic() - at > SEEN_SECONDS:
+        found = holder_of(device)
+        notes.seen[device.uuid] = time.monotonic(), found
+    return found
+
+
+def holder_of(device: Device) -> Holder | None:
+    """As the note of its holder says, with a user of its own; None: the device is free, or its holder left no note."""
+    if not device.uuid or not is_taken(device):
+        return None
+    owner = uid_of(lock_pid(device))
+    believed = None if owner is None else {0, owner}
+    found = []
+    for uid, _, path in notes_of(device.uuid, "holder"):
+        note = read_note(path, uid, Holder) if believed is None or uid in believed else None
+        if note is not None and (uid == 0 or note[0].uid == uid):
+            found.append((is_there(note[0]), note[1], note[0]))
+    return shown(max(found, key=lambda one: one[:2])[2]) if found else None
+
+
+def shown(note: Holder) -> Holder:
+    return msgspec.structs.replace(
+        note, pool=one_line(note.pool)[:80], user=one_line(note.user)[:32], why=one_line(note.why)[:160]
+    )
+
+
+def is_there(note: Holder) -> bool:
+    """Its process lives."""
+    try:
+        with open(f"/proc/{int(note.pid or 0)}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19]) == note.start_time
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def lock_pid(device: Device) -> int | None:
+    """The process that took the lock of a device (a child may hold it on); None when the kernel does not tell."""
+    path = lock_file(device)
+    try:
+        inode = str(path.stat().st_ino) if path else ""
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for fields in (line.split() for line in lines):
+        if fields[1:2] == ["FLOCK"] and len(fields) > 5 and fields[5].rpartition(":")[2] == inode:
+            return int(fields[4]) if int(fields[4]) > 0 else None
+    return None
+
+
+def uid_of(pid: int | None) -> int | None:
+    """Whose process it is; None when it is not there."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
+    """The devices for which daemons of other homes said a moment ago that they wait."""
+    now, found = time.time(), set()
+    for uuid in uuids:
+        for uid, name, path in notes_of(uuid, "wanted"):
+            note = None if (uid, name) == (os.getuid(), home_name(home)) else read_note(path, uid, Wanted)
+            if note is not None and -SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
+                found.add(uuid)
+    return frozenset(found)
+
+
+def put(notes: Notes, path: Path, note: Struct) -> None:
+    """Write a note that changed, is not there, or grows old. Raises OSError."""
+    data = msgspec.json.encode(note)
+    before, at = notes.written.get(path, (b"", 0.0))
+    if before != data or not path.exists() or time.monotonic() - at > FRESH_SECONDS / 3:
+        write_note(path, data)
+        notes.written[path] = data, time.monotonic()
+
+
+def remove(notes: Notes, path: Path) -> None:
+    """A note of this daemon, or of an earlier life of it."""
+    notes.written.pop(path, None)
+    if path.is_symlink() or path.exists():
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def timeout_of(ctx: Context, pool: Pool) -> float:
+    """Seconds that the pool stays warm without work: few when another daemon waits for one of its devices."""
+    uuids = {device.uuid for device in ctx.devices if device.uuid}
+    if uuids and time.monotonic() - ctx.notes.looked_at > LOOK_SECONDS:
+        ctx.notes.looked_at, ctx.notes.others = time.monotonic(), wanted_by_others(ctx.home.root, uuids)
+    is_wanted = any(device.uuid in ctx.notes.others for device in devices_of(ctx, pool))
+    usual = ctx.config.idle_timeout
+    return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual
+
+
+def devices_of(ctx: Context, pool: Pool) -> list[Device]:
+    """The GPUs that a pool has."""
+    return [device for device in ctx.devices if device.uuid and device.name in pool.setup.names]

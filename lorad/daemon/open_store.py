@@ -1,0 +1,67 @@
+"""Opens the database and the daemon's journal of a home together: neither may be behind the other unnoticed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import lorad
+from lorad.box.paths import Home
+from lorad.daemon.journal import STARTED, DaemonJournal, last_change, written_by
+from lorad.errors import Conflict, IntegrityError
+from lorad.store.db import Store
+
+log = logging.getLogger("lorad.daemon")
+
+REPAIR = "`lorad doctor --repair` builds the database from the journals; to begin anew, set LORAD_HOME elsewhere."
+
+
+def open_store(home: Home) -> Store:
+    """Raises what Store does, and IntegrityError when the database is gone, or older than the journal."""
+    is_gone = not home.database.exists() or home.database.stat().st_size == 0
+    if is_gone and home.journal.is_file() and home.journal.stat().st_size:
+        raise IntegrityError(f"{home.database} is gone, and {home.journal} tells of what was in it", hint=REPAIR)
+    try:
+        return Store(home.database)
+    except OSError as error:
+        raise IntegrityError(f"{error.filename or home.database}: {error.strerror}", hint=REPAIR) from error
+    except Conflict as error:
+        wrote = written_by(home.journal).get("version", "")
+        wanted = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
+        told = f"{error.message} (lorad {lorad.__version__}{f', it was lorad {wrote}' if wrote else ''})"
+        hint = (
+            f"`{sys.executable} -m pip install -U {wanted}` updates lorad. To go on with this one: `lorad doctor "
+            f"--repair` builds a database for it from the journals, with all that happened since, and keeps the newer "
+            f"one. (As it was before the upgrade: {home.database.name}.before-*.)"
+        )
+        raise Conflict(told, hint=hint) from error
+
+
+def open_journal(home: Home) -> DaemonJournal:
+    """Raises IntegrityError when it cannot be opened."""
+    try:
+        return DaemonJournal(home.journal)
+    except OSError as error:
+        hint = "Move it aside: the daemon then writes a new one from the database. (`lorad doctor --repair` needs it.)"
+        raise IntegrityError(f"{home.journal}: {error.strerror}", hint=hint) from error
+
+
+def record(store: Store, journal: DaemonJournal) -> None:
+    """From now on the journal has everything that is needed to build the database anew. Raises IntegrityError.
+
+    The newest change of the journal may have no counterpart in the database: a daemon that died in between. Where the
+    journal lacks changes (of an earlier version, of an upgrade, lost, damaged), it is given all there is.
+    """
+    there, written = store.recorded, last_change(journal.path)
+    if written is not None and written > there + 1:
+        told = f"{store.path} is older than {journal.path}, which tells of {written - there} changes more"
+        raise IntegrityError(told, hint=REPAIR)
+    is_behind = written != there or store.is_upgraded
+    if is_behind:
+        log.info("the journal gets all of the database: it has change %s, the database %d", written, there)
+    store.record(journal, all=is_behind)
+
+
+def tell_start(store: Store, journal: DaemonJournal) -> None:
+    journal.append(STARTED, "", str(os.getuid()), version=lorad.__version__, schema=store.schema)

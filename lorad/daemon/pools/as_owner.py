@@ -1,0 +1,47 @@
+"""What the daemon does with the files and sockets of a user, as that user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from lorad.bounds import POOL_BYTES
+from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool
+from lorad.daemon.process.as_user import as_user
+from lorad.errors import PoolLost
+from lorad.protocol.connection import Connection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """`work` in a thread that opens files as the user of `uid`; it may start neither threads nor processes."""
+    user = ctx.user(uid)
+
+    def theirs() -> T:
+        with as_user(user):
+            return work(*args, **options)
+
+    return await in_thread(ctx, uid, theirs)
+
+
+async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """`work`, for which the daemon waits for a process or file of the user's, where it holds up no other user."""
+    if not ctx.system:
+        return await asyncio.to_thread(work, *args, **options)
+    return await ctx.hands.do(uid, partial(work, *args, **options))
+
+
+def connection_to(ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES) -> Connection:
+    """To a pool, whose socket lies where its owner may put something else. Raises PoolLost."""
+    with as_user(ctx.user(pool.setup.owner)):
+        connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
+    if ctx.system and connection.peer_uid != pool.setup.owner:
+        connection.close()
+        raise PoolLost(f"{pool.setup.socket} is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}")
+    return connection

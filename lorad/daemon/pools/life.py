@@ -1,0 +1,322 @@
+"""The life of pools: find or make, start, look at, put away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from lorad.bounds import STATUS_BYTES
+from lorad.box.runtime import Why
+from lorad.children.leftovers import LOCK as LIFE_LOCK
+from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import lock_file
+from lorad.daemon.gpu.lock_notes import timeout_of
+from lorad.daemon.pool import Pool, base_name, load_pool
+from lorad.daemon.pools.as_owner import connection_to
+from lorad.daemon.pools.leftovers import clear_up
+from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
+from lorad.daemon.process.secrets import secret_files
+from lorad.daemon.process.user_files import make_attempt, make_pool
+from lorad.daemon.troubles import Item, each, of_pool
+from lorad.errors import LoradError, StorageError
+from lorad.protocol.calls import Evict, Nothing
+from lorad.protocol.connection import Connection
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.protocol.status import PoolStatus
+from lorad.states import RunState
+from lorad.store import pools as rows
+from lorad.store import runs
+
+log = logging.getLogger("lorad.daemon")
+ANSWER_SECONDS = 2.0
+FRESH_SECONDS = 0.5
+KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
+LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
+CHECK_SECONDS = 2.0  # between two looks at the files of a pool
+POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
+
+
+def adopt_pools(ctx: Context) -> None:
+    """Know every pool that has a directory, alive or not."""
+    for root in sorted(ctx.home.pools.iterdir()) if ctx.home.pools.is_dir() else []:
+        if pool := load_pool(root):
+            correct_socket(ctx, pool)
+            ctx.pools[pool.id] = pool
+        elif root.is_dir() and (root / "attempts").is_dir():
+            ctx.lost_pools.append(root)
+    for row in rows.list_pools(ctx.store):
+        if row.pool not in ctx.pools:
+            rows.remove(ctx.store, row.pool)
+
+
+def find_lost_pools(ctx: Context) -> None:
+    """Know the pools whose `pool.json` could not be read, as soon as it can."""
+
+    def find(ctx: Context, root: Path) -> None:
+        if pool := load_pool(root):
+            correct_socket(ctx, pool)
+            ctx.pools.setdefault(pool.id, pool)
+            ctx.lost_pools.remove(root)
+        elif not root.is_dir():
+            ctx.lost_pools.remove(root)
+        else:
+            hint = "Put the file back. Should its process live, `lorad doctor --repair` does not end it: use `kill`."
+            raise StorageError(f"{root / 'pool.json'} cannot be read, so the pool is left alone", hint=hint)
+
+    each(ctx, find, list(ctx.lost_pools), lambda root: Item(f"pool {root.name}"))
+
+
+def correct_socket(ctx: Context, pool: Pool) -> None:
+    """Of a pool whose home was moved, unless it works on the socket that it had."""
+    socket = str(socket_of(ctx, pool.id))
+    if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
+        pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
+        write_json(pool.root / "pool.json", msgspec.to_builtins(pool.setup))
+
+
+def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
+    """The pool with this key: a warm one, else its directory from earlier, else a new one."""
+    for pool in ctx.pools.values():
+        if pool.setup.key == setup.key and (pool.process.is_up or not unusable(ctx, pool)):
+            return pool
+    base, number = base_name(setup.model), 1
+    while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
+        number += 1
+    root = ctx.home.pool(pool_id)
+    root.mkdir(parents=True, mode=0o700)
+    named = msgspec.structs.replace(setup, pool=pool_id, socket=str(socket_of(ctx, pool_id)))
+    write_json(root / "pool.json", msgspec.to_builtins(named))
+    ctx.pools[pool_id] = Pool(named, root)
+    return ctx.pools[pool_id]
+
+
+def unusable(ctx: Context, pool: Pool) -> str:
+    """What in the pool's directory keeps a process from starting there, in words; "" when nothing is seen."""
+    for path, flags in (
+        (pool.root / "pool.json", os.O_RDONLY),
+        (pool.work / LIFE_LOCK, os.O_RDWR),
+        (pool.root / "attempts", os.O_RDONLY | os.O_DIRECTORY),
+    ):
+        try:
+            with as_user(ctx.user(pool.setup.owner) if path.parent == pool.work != pool.root else None):
+                os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
+            if path.is_dir() and not flags & os.O_DIRECTORY:
+                return f"{path} is a directory, not a file"
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+    if pool.setup.socket and Path(pool.setup.socket).is_dir():
+        return f"{pool.setup.socket} is a directory, not a socket"
+    return "" if load_pool(pool.root) else f"{pool.root / 'pool.json'} is damaged"
+
+
+def socket_of(ctx: Context, pool_id: str) -> Path:
+    return ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.system else ctx.home.pool_socket(pool_id)
+
+
+def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
+    """Start its process unless one is up. `why`: it has so many threads."""
+    look_at_process(ctx, pool)
+    if pool.process.is_up:
+        return
+    number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
+    setup = pool.setup = current(ctx, pool)
+    runtime = pool_runtime(ctx, setup, why)
+    env = ctx.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
+    locks = [lock for device in ctx.devices if device.name in setup.names and (lock := lock_file(device))]
+    user = ctx.user(setup.owner)
+    make_pool(pool.root, msgspec.to_builtins(setup), user)
+    make_attempt(pool.attempt(number), user)
+    argv = [*ctx.commands.pool, str(pool.work)]
+    about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told(), "lock_seconds": LOCK_SECONDS}
+    about |= {"secret_files": secret_files(ctx.config)}
+    ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
+    pool.process, pool.status, pool.stop_asked, pool.used_at = ProcessState("starting"), None, None, time.monotonic()
+    log.info("pool %s: starting, life %d", pool.id, number)
+    note(ctx, pool)
+    for name in setup.names:
+        rows.lease(ctx.store, pool.id, name, "pool")
+
+
+def current(ctx: Context, pool: Pool) -> PoolSetup:
+    """Its setup with the idle timeout that config.yaml has now, also in `pool.json`."""
+    setup = msgspec.structs.replace(pool.setup, idle_timeout=ctx.config.idle_timeout)
+    if setup != pool.setup:
+        write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
+    return setup
+
+
+def look_at_process(ctx: Context, pool: Pool) -> None:
+    """Read what became of its process."""
+    if not pool.number:
+        pool.process = ProcessState("absent")
+        return
+    attempt = pool.attempt()
+    before, pool.process = pool.process, ctx.processes.inspect(attempt)
+    if pool.process.is_up and not ctx.waker.is_watched(attempt.root):
+        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if before.phase != pool.process.phase:
+        note(ctx, pool)
+    if not pool.process.is_up:
+        pool.status, pool.stop_asked = None, None
+    if pool.process.is_over and not before.is_over:
+        ctx.spawn(clear_up(ctx, pool))
+
+
+def watch_pools(ctx: Context) -> None:
+    """Look at the processes of all pools that may be up, and ask them how they are."""
+    each(ctx, watch_pool, list(ctx.pools.values()), of_pool)
+
+
+def watch_pool(ctx: Context, pool: Pool) -> None:
+    """Raises StorageError when the status of its process cannot be read; the pool is judged by its lock till then."""
+    if pool.process.is_up or pool.process.trouble or (pool.process.phase == "absent" and pool.number):
+        look_at_process(ctx, pool)
+    is_due = time.monotonic() - pool.polled_at >= POLL_SECONDS.get(pool.state, 0.0)
+    if pool.process.phase == "alive" and is_due and not pool.asking.locked():
+        ctx.spawn(ask_status(ctx, pool))
+    if pool.process.trouble:
+        raise StorageError(pool.process.trouble, hint=DAMAGED)
+    if time.monotonic() - pool.checked[0] > CHECK_SECONDS:
+        pool.checked = time.monotonic(), unusable(ctx, pool)
+    if wrong := pool.checked[1]:
+        raise StorageError(wrong, hint="New runs get a pool in another directory. Mend or remove that file.")
+
+
+async def refresh(ctx: Context) -> None:
+    """Ask all pools that are up, unless they said something just now; those that hang keep nobody waiting for long."""
+    for pool in ctx.pools.values():
+        look_at_process(ctx, pool)
+    since = time.monotonic() - FRESH_SECONDS
+    old = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and pool.polled_at < since]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await asyncio.gather(*(ask_status(ctx, pool) for pool in old if not pool.is_slow))
+
+
+async def ask_status(ctx: Context, pool: Pool) -> None:
+    """One question at a time: whoever comes meanwhile has the answer to the next one, together with all others."""
+    came = time.monotonic()
+    async with pool.asking:
+        if pool.asked_at < came:
+            pool.asked_at = time.monotonic()
+            await asked(ctx, pool)
+
+
+async def asked(ctx: Context, pool: Pool) -> None:
+    opened: list[Connection] = []
+    call = partial(call_status, ctx, pool, abandoned(ctx, pool), opened)
+    try:
+        async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
+            status = await ctx.polls.do(pool.setup.owner, call)
+        if pool.process.phase == "alive":
+            first, pool.status = pool.status is None, status
+            if first:
+                note(ctx, pool)
+                ctx.waker.poke()
+    except (LoradError, OSError) as error:
+        log.debug("pool %s does not answer: %s", pool.id, error)
+    finally:
+        for connection in opened:
+            connection.abort()
+        pool.polled_at = time.monotonic()
+        pool.is_slow = pool.polled_at - pool.asked_at > ANSWER_SECONDS
+
+
+def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
+    """Slots of attempts that are over: their drivers died without closing them."""
+    tenants = pool.status.tenants if pool.status else []
+    active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
+    at_work = {(run.name, run.attempt) for run in active}
+    return [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
+
+
+def call_status(ctx: Context, pool: Pool, evicted: list[Evict], opened: list[Connection]) -> PoolStatus:
+    with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
+        opened.append(connection)
+        for slot in evicted:
+            connection.call("evict", slot)
+        status: PoolStatus = connection.call("status", Nothing())
+        return status
+
+
+def put_away_pools(ctx: Context) -> None:
+    """Stop pools that were idle for too long, and see to it that those that were asked to stop do."""
+    active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+    busy = {pool.id for pool in ctx.pools.values() if pool.serves} | {run.pool for run in active}
+
+    def put_away_pool(ctx: Context, pool: Pool) -> None:
+        if pool.stop_asked is not None:
+            insist(ctx, pool, time.monotonic() - pool.stop_asked)
+        elif pool.id in busy or pool.guests:
+            pool.used_at = time.monotonic()
+        elif pool.idle_seconds > timeout_of(ctx, pool):
+            log.info("pool %s: idle for %.0f s", pool.id, pool.idle_seconds)
+            stop_pool(ctx, pool)
+
+    each(ctx, put_away_pool, [pool for pool in ctx.pools.values() if pool.process.is_up], of_pool)
+
+
+def stop_pool(ctx: Context, pool: Pool) -> None:
+    """Ask it to shut down; `put_away_pools` insists."""
+    if pool.stop_asked is None:
+        pool.stop_asked = time.monotonic()
+        log.info("pool %s: stopping", pool.id)
+        note(ctx, pool)
+        ctx.spawn(ask_shutdown(ctx, pool))
+
+
+async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
+    """Stop them, and wait until they are gone or nothing more can be done about them."""
+    for pool in pools:
+        stop_pool(ctx, pool)
+    deadline = time.monotonic() + ctx.patience.pool_term + KILLED_SECONDS
+    while time.monotonic() < deadline and (up := [pool for pool in pools if pool.process.is_up]):
+        for pool in up:
+            look_at_process(ctx, pool)
+            if pool.stop_asked is not None:
+                insist(ctx, pool, time.monotonic() - pool.stop_asked)
+        await asyncio.sleep(0.05)
+
+
+async def ask_shutdown(ctx: Context, pool: Pool) -> None:
+    def call() -> None:
+        with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
+            connection.call("shutdown", Nothing())
+
+    try:
+        await ctx.polls.do(pool.setup.owner, call)
+    except (LoradError, OSError) as error:
+        log.debug("pool %s: shutdown: %s", pool.id, error)
+
+
+def insist(ctx: Context, pool: Pool, seconds: float) -> None:
+    attempt = pool.attempt()
+    if seconds > ctx.patience.pool_term:
+        ctx.processes.kill_group(attempt)
+    elif seconds > ctx.patience.pool_shutdown and ctx.signalled.get(attempt.root, (0, 0.0))[0] != signal.SIGTERM:
+        ctx.signalled[attempt.root] = (signal.SIGTERM, time.monotonic())
+        ctx.processes.signal(attempt, signal.SIGTERM)
+
+
+def note(ctx: Context, pool: Pool) -> None:
+    """Write down in the store what the pool does now; a pool without a process has no row."""
+    ctx.served += 1
+    if not pool.process.is_up:
+        rows.remove(ctx.store, pool.id)
+        return
+    setup = pool.setup
+    columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": setup.names[0]}
+    rows.upsert(ctx.store, pool.id, **columns, pid=pool.process.pid, attempt=pool.number, key=setup.key)

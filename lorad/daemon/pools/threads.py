@@ -1,0 +1,91 @@
+"""The runtime of pools, as the daemon decides it, and what a run keeps of it: `runtime.json` in the run's directory.
+
+A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under another load
+and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins. A run of an earlier lorad
+has none: its pool tells.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lorad.box.paths import AttemptDir
+from lorad.box.runtime import Overrides, Runtime, Why, choose_runtime
+from lorad.daemon.context import Context, request_of, run_dir, spec_of, unreadable
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.process.processes import read_object, write_json
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.store import events
+from lorad.store.rows import RunRow
+
+FILE = "runtime.json"
+UNKNOWN = Why("run", "as the run had that it was made for")
+
+
+class Kept(Struct, frozen=True):
+    """`runtime.json`: the threads of a run, and why so many. A run that is not deterministic has its newest there."""
+
+    threads: int
+    reason: Why
+
+
+def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
+    """What the next attempt of a run asks for. Raises StorageError when the run's file is damaged."""
+    spec = spec_of(run)
+    fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
+    overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
+    slots = len(ctx.devices) if device.is_cpu else 1
+    return choose_runtime(request_of(run).parameters, ctx.machine(), device.kind, overrides, slots=slots)
+
+
+def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
+    """What the process of a pool is started with: the threads of its setup, the rest as the machine is now."""
+    overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
+    chosen = choose_runtime(0, ctx.machine(), setup.device, overrides)
+    return replace(chosen, reasons={**chosen.reasons, "threads": why})
+
+
+def fixed_threads(ctx: Context, run: RunRow) -> int | None:
+    """The threads of the run's first attempt; None before it."""
+    if kept := read_kept(run):
+        return kept.threads
+    pool = ctx.pools.get(run.pool or "")
+    return pool.setup.threads if pool else None
+
+
+def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
+    """Write down what an attempt computes with; tell when the machine has become too small for it."""
+    if why.source != "run" or read_kept(run) is None:
+        write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
+    usable = ctx.machine().usable
+    if why.source == "run" and threads > usable:
+        message = f"this run computes with {threads} threads since its first attempt, and only {usable} can run here"
+        events.append(ctx.store, run.name, "warning", {"message": f"{message}: slower, with the same results"})
+
+
+def why_threads(run: RunRow) -> Why:
+    kept = read_kept(run)
+    return kept.reason if kept else UNKNOWN
+
+
+def read_kept(run: RunRow) -> Kept | None:
+    """Raises StorageError when it cannot be read."""
+    path = run_dir(run).root / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        hint = "Remove it: the run then computes with as many threads as its pool has. Or put a backup in its place."
+        raise unreadable(path, error, hint) from error
+
+
+def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
+    """What the process of a pool's attempt was started with, as `Runtime.told`; None of an earlier lorad's."""
+    told: dict[str, Any] | None = read_object(attempt.command).get("runtime")
+    return told

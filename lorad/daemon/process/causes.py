@@ -1,0 +1,159 @@
+"""What an end means, from what was seen of it: one sentence, and what to do next; `runs/end_clues.py` has the clues."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LAST_LINES = 200  # of a log: NCCL's watchdog alone writes a hundred
+LAST_CHARACTERS = 1 << 18
+PART = 1000  # characters at either end of a long line
+
+
+class Clues(NamedTuple):
+    """Of a process that ended. log: the end of what it and its children printed; kernel: what the kernel logged while
+    it lived; ooms: by how much the kernel's count of killed processes grew meanwhile, None where it does not count."""
+
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    log: str = ""
+    kernel: Sequence[str] = ()
+    ooms: int | None = None
+
+
+class Diagnosis(NamedTuple):
+    """What is wrong, and what to do next."""
+
+    what: str
+    advice: str
+
+
+class Sign(NamedTuple):
+    pattern: re.Pattern[str]
+    diagnosis: Diagnosis
+
+
+HOST_MEMORY = (
+    "Let fewer runs and pools work at a time, or take a smaller base or smaller batches (data.prompts_per_step, "
+    "trainer.tokens_per_microbatch); then `lorad resume`."
+)
+GPU_BROKEN = (
+    "`nvidia-smi -q` and `dmesg | grep -i xid` show which GPU; it needs a reset, or the machine a restart, before runs "
+    "go there again."
+)
+RANKS_LOST = (
+    "One rank ended or hung first: its lines in `lorad logs RUN --of trainer` say why; NCCL_DEBUG=INFO in `env` of the "
+    "backend in config.yaml tells more."
+)
+
+ECC = Diagnosis("a GPU reported an uncorrectable memory error (ECC)", GPU_BROKEN)
+OFF_THE_BUS = Diagnosis("a GPU has fallen off the bus", GPU_BROKEN)
+NCCL_TIME_OUT = Diagnosis("the ranks waited for each other until NCCL's time-out", RANKS_LOST)
+NCCL_ERROR = Diagnosis("NCCL lost the connection between ranks", RANKS_LOST)
+CUDA_MEMORY = Diagnosis(
+    "a GPU ran out of memory",
+    "Lower trainer.tokens_per_microbatch, pool.memory_fraction or algorithm.group_size, set "
+    "trainer.activation_checkpointing=true, or take more GPUs; then `lorad resume` with that.",
+)
+CUDA_FAULT = Diagnosis(
+    "a computation on a GPU failed",
+    "Resume it; if it fails at the same step again, CUDA_LAUNCH_BLOCKING=1 in `env` of the backend in config.yaml "
+    "shows where, and `dmesg | grep -i xid` whether the GPU is to blame.",
+)
+SHARED_MEMORY = Diagnosis(
+    "shared memory (/dev/shm) is full",
+    "Remove what lies in /dev/shm, or make it larger (in a container: --shm-size, --ipc=host); then `lorad resume`.",
+)
+DISK_FULL = Diagnosis(
+    "no space is left on a disk",
+    "`lorad gc` deletes what nothing needs, `df -h` shows which disk it is; then `lorad resume`.",
+)
+QUOTA = Diagnosis(
+    "the disk quota is used up",
+    "Delete something or ask for more, `lorad gc` deletes what nothing needs; then `lorad resume`.",
+)
+MEMORY = Diagnosis("this machine has no memory left", HOST_MEMORY)
+KILLED_FOR_MEMORY = Diagnosis("killed by the kernel: the machine ran out of memory", HOST_MEMORY)
+CHILD_KILLED_FOR_MEMORY = Diagnosis("the kernel killed a process of it: the machine ran out of memory", HOST_MEMORY)
+FILES = Diagnosis("too many files are open", "Raise the limit (`ulimit -n`), start the daemon again, `lorad resume`.")
+
+# What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
+SIGNS = [
+    Sign(re.compile(pattern, re.MULTILINE), diagnosis)
+    for pattern, diagnosis in (
+        (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
+        (r"(?i)fallen off the bus|GPU is lost|cudaErrorDevicesUnavailable", OFF_THE_BUS),
+        (r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|OutOfMemoryError: CUDA", CUDA_MEMORY),
+        (r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|torch\.OutOfMemoryError", CUDA_MEMORY),
+        (
+            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left|insufficient shared memory",
+            SHARED_MEMORY,
+        ),
+        (r"unable to (?:write to|resize|allocate shared memory for) file </torch_", SHARED_MEMORY),
+        (r"No space left on device|ENOSPC|\[Errno 28\]|database or disk is full", DISK_FULL),
+        (r"Disk quota exceeded|\[Errno 122\]", QUOTA),
+        (r"Cannot allocate memory|\[Errno 12\]|std::bad_alloc|(?m:^MemoryError)", MEMORY),
+        (r"DefaultCPUAllocator: (?:can't|not enough)|^(?>.*?Unable to allocate \d).* for an array", MEMORY),
+        (r"Watchdog caught collective operation timeout|^(?>.*?NCCL).*[Tt]ime(?:d )?[ -]?out", NCCL_TIME_OUT),
+        (r"ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|NCCL error", NCCL_ERROR),
+        (r"Too many open files|\[Errno 24\]", FILES),
+        (r"CUDA error: (?:an illegal|unspecified launch|device-side|misaligned)|cudaErrorLaunchFailure", CUDA_FAULT),
+    )
+]
+XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
+ECC_XIDS = {48, 63, 64, 92, 94, 95}
+PROGRAM_XIDS = {13, 31, 43}  # of a program that went wrong, rather than of the GPU
+OOM_KILL = re.compile(r"Killed process (\d+)")
+KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?:code )?(?:-9|137)\b")
+
+
+def diagnose(clues: Clues) -> Diagnosis | None:
+    """What became of a process that nobody had asked to end; None: nothing is known but how it went."""
+    if killed := killed_for_memory(clues):
+        return killed
+    gpu, said = gpu_in_kernel(clues.kernel), in_words_of(clues.log)
+    if gpu and said in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
+        return gpu
+    return said or bus_error(clues)
+
+
+def killed_for_memory(clues: Clues) -> Diagnosis | None:
+    """By name in the kernel's log, else: a SIGKILL, and the kernel killed somebody meanwhile."""
+    killed = {int(match[1]) for line in clues.kernel if (match := OOM_KILL.search(line))}
+    if clues.signal == signal.SIGKILL and (clues.pid in killed or (clues.ooms and not killed)):
+        return KILLED_FOR_MEMORY
+    if (killed or clues.ooms) and clues.signal != signal.SIGKILL and KILLED_CHILD.search(last_lines(clues.log)):
+        return CHILD_KILLED_FOR_MEMORY
+    return None
+
+
+def gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
+    """NVIDIA's driver tells the kernel of errors by number (Xid)."""
+    found = [match for line in kernel if (match := XID.search(line))]
+    if not found:
+        return None
+    number, where = int(found[-1]["number"]), found[-1]["where"]
+    what = ECC.what if number in ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
+    return Diagnosis(f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in PROGRAM_XIDS else GPU_BROKEN)
+
+
+def in_words_of(text: str) -> Diagnosis | None:
+    """By what a log, or a driver, says."""
+    text = last_lines(text)
+    return next((sign.diagnosis for sign in SIGNS if sign.pattern.search(text)), None)
+
+
+def bus_error(clues: Clues) -> Diagnosis | None:
+    """Of a page that could not be had."""
+    if clues.signal != signal.SIGBUS:
+        return None
+    return SHARED_MEMORY._replace(what="a bus error: most often /dev/shm is full")
+
+
+def last_lines(text: str) -> str:
+    """Of a long line the beginning and the end: user code may print anything, and this is read on the event loop."""
+    lines = text[-LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
+    return "\n".join(line if len(line) <= 2 * PART else f"{line[:PART]} … {line[-PART:]}" for line in lines)

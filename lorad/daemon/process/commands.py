@@ -1,0 +1,37 @@
+"""The command lines of every process that the daemon starts: one place, replaced by tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from lorad.box.paths import Home, python_path
+from lorad.box.runtime import Runtime
+
+LIGHT = Runtime(threads=1)  # drivers and preflights compute nothing
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", name)  # -P: nothing in the working directory shadows a module
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Each is followed by a directory (driver: its attempt's, pool: the pool's, gateway: the home); the preflight reads
+    standard input."""
+
+    driver: tuple[str, ...] = _module("lorad.driver")
+    pool: tuple[str, ...] = _module("lorad.pool")
+    preflight: tuple[str, ...] = _module("lorad.preflight")
+    gateway: tuple[str, ...] = _module("lorad.gateway")
+
+    def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:
+        """What is added to the daemon's own environment."""
+        return {
+            "LORAD_HOME": str(home.root),
+            "PYTHONPATH": python_path(pythonpath, os.environ.get("PYTHONPATH")),
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **runtime.environment(),
+        }

@@ -1,0 +1,106 @@
+"""Keeps logs of what is alive small: of one that became too large the newer half stays, in the same file.
+
+Its writers append to it meanwhile and go on. Where the filesystem can take a range out of a file, not a byte of theirs
+is lost; elsewhere those of an instant are. The file then begins with a line that says how much was cut in all, so that
+byte offsets go on counting: see `api/verbs/logs.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import stat
+from itertools import islice
+from pathlib import Path
+
+from lorad.box.paths import AttemptDir
+
+log = logging.getLogger("lorad.daemon")
+
+MOST = 64  # logs of one attempt
+CHUNK = 1 << 20
+COLLAPSE_RANGE = 0x08  # fallocate(2)
+MARK = re.compile(rb"\[lorad\] (\d{1,18}) bytes of this log were cut before here[^\n]*\n")
+MARK_BYTES = 80
+
+
+def cut_all(attempts: list[AttemptDir], limit: int) -> None:
+    for path in (path for attempt in attempts for path in logs_of(attempt)):
+        try:
+            if cut(path, limit):
+                log.info("%s: larger than %d bytes, the older half was cut", path, limit)
+        except OSError as error:
+            log.warning("%s: cannot be cut: %s", path, error)
+
+
+def logs_of(attempt: AttemptDir) -> list[Path]:
+    """Of the process itself, and of the servers and ranks that it started."""
+    found = [attempt.log] if attempt.log.exists() else []
+    for directory in dict.fromkeys((attempt.root, attempt.work)):
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            found += [Path(entry.path) for entry in islice(entries, 8 * MOST) if entry.name.endswith(".log")]
+    return found[:MOST]
+
+
+def open_log(path: Path, flags: int) -> int | None:
+    """A file descriptor; None unless it is a file with one name that belongs to the owner of its directory: whoever
+    may write there does not choose what the daemon reads and cuts."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    there = os.fstat(fd)
+    if stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and there.st_uid == path.parent.stat().st_uid:
+        return fd
+    os.close(fd)
+    return None
+
+
+def cut(path: Path, limit: int) -> bool:
+    """Take the older half away when the log is larger than `limit` bytes; whether it was. Raises OSError."""
+    fd = open_log(path, os.O_RDWR)
+    if fd is None:
+        return False
+    try:
+        size = os.fstat(fd).st_size
+        if size <= limit:
+            return False
+        before, block = cut_before(fd), os.fstatvfs(fd).f_bsize
+        gone = (size - limit // 2) // block * block
+        if not collapse(fd, gone):
+            gone = max(gone, size - size // 2)  # what is copied must not overlap
+            copy_down(fd, gone)
+        os.pwrite(fd, mark(before + gone), 0)
+        return True
+    finally:
+        os.close(fd)
+
+
+def collapse(fd: int, gone: int) -> bool:
+    """Take the first bytes out of a file, at once; False where the filesystem cannot."""
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return bool(fallocate(fd, COLLAPSE_RANGE, 0, gone) == 0)
+
+
+def copy_down(fd: int, gone: int) -> None:
+    """The same by copying. A crash on the way leaves the log as long as it was, and some of it twice."""
+    done = 0
+    while data := os.pread(fd, CHUNK, gone + done):
+        done += os.pwrite(fd, data, done)
+    os.ftruncate(fd, done)
+
+
+def mark(cut: int) -> bytes:
+    """Written over the first bytes of what stays, so that offsets are what they were, less `cut`."""
+    text = f"[lorad] {cut} bytes of this log were cut before here".encode()
+    return text.ljust(MARK_BYTES - 1, b".") + b"\n"
+
+
+def cut_before(fd: int) -> int:
+    """How many bytes were cut from a log in all."""
+    found = MARK.match(os.pread(fd, MARK_BYTES, 0))
+    return int(found[1]) if found else 0

@@ -1,0 +1,137 @@
+"""Processes that a shim started and that outlived their attempt: found by LORAD_ATTEMPT in their environment.
+
+What gives itself another title writes over that; it is known by its stdout or stderr, a log of the attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lorad.box import config
+from lorad.box.paths import AttemptDir, Home
+from lorad.client.box_shapes import Orphan
+from lorad.daemon.process.processes import attempts_under, judge, read_status
+from lorad.errors import LoradError
+
+MARK = b"LORAD_ATTEMPT="
+SETTLED_SECONDS = 60.0  # after an end, what the process left may still be ending
+TERM_SECONDS = 5.0
+COMMAND_LENGTH = 200
+
+
+def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
+    """Of other users' processes only root can tell.
+
+    Theirs is an attempt that ended more than `settled` seconds ago, or whose directory is gone, or that was followed
+    by another one.
+    """
+    roots = roots_of(home)
+    marked = {pid: attempt for pid in pids() if (attempt := attempt_of(pid, roots)) is not None}
+    over = {attempt: is_over(attempt, settled) for attempt in set(marked.values())}
+    spared = {os.getpid(), *map(shim_of, over)}
+    left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
+    return [described(pid, attempt) for pid, attempt in sorted(left.items())]
+
+
+def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
+    """SIGTERM to each, SIGKILL to those that are there TERM_SECONDS later: those that it was sent to."""
+    told: dict[int, Orphan] = {}
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
+        for orphan in find_orphans(home, settled):
+            if send(orphan.pid, number, roots_of(home)):
+                told[orphan.pid] = orphan
+        deadline = time.monotonic() + seconds
+        while find_orphans(home, settled) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    return list(told.values())
+
+
+def roots_of(home: Home) -> list[Path]:
+    """Where attempts of the home are."""
+    storage = None
+    with contextlib.suppress(LoradError):
+        storage = config.load(home.config).storage
+    return [directory.resolve() for directory in (home.root, storage) if directory is not None]
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
+    """The attempt of these homes that a process was started by; None of any other, and of what may not be looked at."""
+    return next((AttemptDir(path) for path in said_by(pid) if path is not None and is_inside(path, roots)), None)
+
+
+def said_by(pid: int) -> Iterator[Path | None]:
+    """Lazily: most processes say it in their environment."""
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        mark = next((variable for variable in variables if variable.startswith(MARK)), None)
+        if mark is not None:
+            yield Path(os.fsdecode(mark[len(MARK) :])).resolve()
+            return
+    for fd in ("1", "2"):
+        with contextlib.suppress(OSError):
+            yield holder_of(os.readlink(f"/proc/{pid}/fd/{fd}"))
+
+
+def holder_of(log: str) -> Path | None:
+    """The attempt directory that a log is in, or its `work`."""
+    parents = Path(log.removesuffix(" (deleted)")).parents
+    return next((path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None)
+
+
+def is_inside(path: Path, roots: list[Path]) -> bool:
+    return path.parent.name == "attempts" and any(root in path.parents for root in roots)
+
+
+def is_over(attempt: AttemptDir, settled: float) -> bool:
+    status = read_status(attempt)
+    if status is None:  # gone, or not yet begun; a shim that could not write it down starts nothing
+        return not attempt.root.is_dir()
+    if judge(attempt, status).is_over:
+        return status["ended_at"] is None or time.time() - status["ended_at"] > settled
+    newest = max(int(other.root.name) for other in attempts_under(attempt.root.parent.parent))
+    return newest > int(attempt.root.name)
+
+
+def shim_of(attempt: AttemptDir) -> int | None:
+    """It ends with its child, and is known by the log as well."""
+    pid: int | None = (read_status(attempt) or {}).get("shim_pid")
+    return pid
+
+
+def described(pid: int, attempt: AttemptDir) -> Orphan:
+    place = Path(f"/proc/{pid}")
+    command, user = "", ""
+    with contextlib.suppress(OSError):
+        words = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        command = words[:COMMAND_LENGTH]
+        uid = place.stat().st_uid
+        user = str(uid)
+        user = pwd.getpwuid(uid).pw_name
+    return Orphan(pid, str(attempt.root), command, user)
+
+
+def send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
+    """Whether the process is there, and is still the one that was found."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if attempt_of(pid, roots) is None:
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

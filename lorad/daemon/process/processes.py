@@ -1,0 +1,316 @@
+"""The processes that the daemon starts through shims, adopts after its own death, and signals without a doubt.
+
+A process is known by (boot id, pid, start time), never by its pid alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal as signals
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.process import shim
+from lorad.daemon.process.users import User
+from lorad.files import write_whole
+
+BOOT_ID = shim.boot_id()
+SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
+SEEN_SECONDS = 2.0
+DAMAGED = "It is judged by its lock until its process ends; then nobody knows its exit code. Is the disk in order?"
+_seen: dict[Path, tuple[float, dict[str, Any] | None]] = {}  # attempts whose status cannot be read
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What is known of one process life.
+
+    phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal is known),
+    or `vanished` (it is gone, or can no more come to be, and nobody knows how). trouble: why its status cannot be read;
+    the phase is then what the lock of its directory and /proc show.
+    """
+
+    phase: Literal["absent", "starting", "alive", "exited", "vanished"]
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    trouble: str = ""
+
+    @property
+    def is_up(self) -> bool:
+        return self.phase in ("starting", "alive")
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("exited", "vanished")
+
+    def in_words(self) -> str:
+        """How it ended: "exited with code 1", "was killed by SIGKILL"."""
+        if self.signal is not None:
+            return f"was killed by {signals.Signals(self.signal).name}"
+        if self.exit_code is not None:
+            return f"exited with code {self.exit_code}"
+        if self.phase == "vanished" and self.trouble:
+            return f"ended, and nobody knows how: {self.trouble}"
+        return "vanished without an exit code" if self.phase == "vanished" else f"is {self.phase}"
+
+
+class Processes:
+    """Starts, inspects and signals processes by their attempt directories."""
+
+    def __init__(self) -> None:
+        self._shims: dict[Path, int] = {}  # pids of this daemon's own; 0: it is over
+
+    def start(
+        self,
+        attempt: AttemptDir,
+        argv: Sequence[str],
+        env: Mapping[str, str | None],
+        cwd: Path,
+        *,
+        locks: Sequence[Path] = (),
+        about: Mapping[str, Any] | None = None,
+        user: User | None = None,
+    ) -> None:
+        """Start a process in a fresh attempt directory. `env` is added to the daemon's own; None removes a name.
+
+        user: whose it is to be, with nothing of the daemon's environment; the directory was made for them. Raises
+        OSError when the shim cannot be started. What becomes of the process: `inspect`.
+        """
+        attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        command = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "locks": [str(path) for path in locks]}
+        if user is not None:
+            kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]  # perhaps secrets
+            own = {key: value for key, value in user.environment.items() if key not in kept}
+            command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
+        write_json(attempt.command, command | dict(about or {}))
+        quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        self._shims[attempt.root] = os.posix_spawn(
+            SHIM[0], [*SHIM, str(attempt.root)], os.environ, file_actions=quiet, setsid=True
+        )
+
+    def inspect(self, attempt: AttemptDir) -> ProcessState:
+        """What became of the process of `attempt`. Once this daemon's shim for it failed, nothing ever starts there."""
+        ours = attempt.root in self._shims
+        shim_lives = self._shim_lives(attempt)
+        status, trouble = look_at_status(attempt)
+        if trouble:
+            is_there = status is not None or shim_lives or is_locked(attempt)
+            return ProcessState("alive" if is_there else "vanished", status["pid"] if status else None, trouble=trouble)
+        if status is None:
+            if shim_lives or is_locked(attempt):
+                return ProcessState("starting")
+            if not ours:
+                return ProcessState("absent")
+            condemn(attempt)
+            status = read_status(attempt)
+        return ProcessState("starting") if status is None else judge(attempt, status)
+
+    def signal(self, attempt: AttemptDir, number: int) -> bool:
+        """Send a signal to the process; False when it is not there. A reused pid is never touched."""
+        status = read_status(attempt)
+        if status is None or status["ended_at"] is not None:
+            return False
+        try:
+            fd = os.pidfd_open(status["pid"])
+        except ProcessLookupError:
+            return False
+        try:
+            if not is_same(status["pid"], status["start_time"], status["boot_id"]):
+                return False
+            signals.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def kill_group(self, attempt: AttemptDir) -> bool:
+        """SIGKILL to the process and all of its group; False when it is not there. Its shim lives to tell."""
+        status = read_status(attempt)
+        if status is None or not is_same(status["pid"], status["start_time"], status["boot_id"]):
+            return False
+        try:
+            os.killpg(status["pid"], signals.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def watch(self, attempt: AttemptDir) -> int | None:
+        """A pidfd that becomes readable when the shim is gone (then the end is written down); the caller closes it."""
+        status = read_status(attempt)
+        pid = self._shims.get(attempt.root) or (status["shim_pid"] if status else 0)
+        if not pid:
+            return None
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            return None
+
+    def collect(self) -> None:
+        """Let the shims that are over leave the process table."""
+        for root in [root for root, pid in self._shims.items() if pid]:
+            self._shim_lives(AttemptDir(root))
+
+    def _shim_lives(self, attempt: AttemptDir) -> bool:
+        pid = self._shims.get(attempt.root, 0)
+        if pid and os.waitpid(pid, os.WNOHANG)[0]:
+            self._shims[attempt.root] = pid = 0
+        return pid > 0
+
+
+def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
+    pid = status["pid"]
+    if status["ended_at"] is None:
+        shim_is_there = is_same(status["shim_pid"], status["shim_start_time"], status["boot_id"])
+        if is_same(pid, status["start_time"], status["boot_id"]) or shim_is_there:
+            return ProcessState("alive", pid)
+        status = read_status(attempt) or status  # its shim may have written the end just now
+    known = pid is not None and status["ended_at"] is not None
+    return ProcessState("exited" if known else "vanished", pid, status["exit_code"], status["signal"])
+
+
+def is_locked(attempt: AttemptDir) -> bool:
+    """Whether the shim or the process lives. A lock that cannot be read counts as held: nothing is deleted then."""
+    try:
+        with open(attempt.lock) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # BlockingIOError among them
+        return True
+    return False
+
+
+def condemn(attempt: AttemptDir) -> None:
+    """Make sure that no process ever begins in an attempt directory; nothing happens where one has begun."""
+    attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(attempt.lock, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        if not attempt.status.exists():
+            write_json(attempt.status, shim.never_began())
+
+
+class Status(Struct):
+    """`status.json`, see `shim.py`; the shims of earlier versions wrote fewer keys."""
+
+    shim_pid: int | None
+    shim_start_time: int | None
+    pid: int | None
+    start_time: int | None
+    boot_id: str
+    exit_code: int | None
+    signal: int | None
+    ended_at: float | None
+    started_at: float | None = None
+    oom_before: int | None = None
+    oom_after: int | None = None
+    locked: bool = False
+
+
+def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
+    """The status that the shim wrote, or what /proc shows of a shim that lives; None when there is neither."""
+    return look_at_status(attempt)[0]
+
+
+def look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
+    """`read_status`, and why the file cannot be read ("" when it can, or there is none)."""
+    trouble = ""
+    for _ in range(3):  # the shim may be overwriting it right now
+        try:
+            data = attempt.status.read_bytes()
+            return msgspec.to_builtins(msgspec.json.decode(data, type=Status)), ""
+        except FileNotFoundError:
+            return None, ""
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            trouble = f"{attempt.status} is damaged"
+            time.sleep(0.001)
+        except OSError as error:
+            trouble = f"{attempt.status} cannot be read: {error.strerror}"
+            break
+    return seen_in_proc(attempt), trouble
+
+
+def seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+    """The status of an attempt as its living shim would write it, found by the shim's command line; None when no shim
+    of it lives. Looking through /proc takes milliseconds, so the answer is kept for a moment."""
+    at, found = _seen.get(attempt.root, (float("-inf"), None))
+    if time.monotonic() - at > SEEN_SECONDS or (found and not is_same(found["pid"], found["start_time"], BOOT_ID)):
+        found = _look_in_proc(attempt)
+        _seen[attempt.root] = time.monotonic(), found
+    return found
+
+
+def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
+    command = [part.encode() for part in (*SHIM[1:], str(attempt.root))]
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if not entry.isdigit() or Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")[1:-1] != command:
+                continue
+            if os.stat(f"/proc/{entry}").st_uid != os.getuid():  # anybody may call a process so
+                continue
+            children = Path(f"/proc/{entry}/task/{entry}/children").read_text().split()
+            for child in map(int, children):
+                if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
+                    known = {"shim_pid": int(entry), "shim_start_time": shim.start_time(int(entry)), "pid": child}
+                    ends = dict.fromkeys(("exit_code", "signal", "ended_at", "started_at", "oom_before", "oom_after"))
+                    began = {"start_time": shim.start_time(child), "boot_id": BOOT_ID, "locked": False}
+                    return known | began | ends
+    return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A small JSON file that holds an object; {} when there is none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_same(pid: int | None, start_time: int | None, boot_id: str) -> bool:
+    """The process that was given this pid, and not a later one, lives (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time and boot_id == BOOT_ID
+
+
+def attempts_under(parent: Path) -> Iterator[AttemptDir]:
+    """The attempt directories of a run or pool directory, oldest first."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(parent / "attempts")):
+            if name.isdigit():
+                yield AttemptDir(parent / "attempts" / name)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Put a small JSON file in place, whole and on disk."""
+    write_whole(path, json.dumps(data).encode())
+
+
+def log_tail(path: Path, lines: int = 1) -> str:
+    """The last non-empty lines of a log; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])

@@ -1,0 +1,50 @@
+"""Told from heartbeats: which process hangs, which one is stuck, and which one is only slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lorad.box.config import Supervision
+from lorad.protocol.heartbeat import Beat
+
+LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may have slept
+
+
+@dataclass
+class Pulse:
+    """What was seen of one process. Times are of the daemon's own monotonic clock: a machine whose clock is set, or
+    that was asleep, accuses nobody.
+
+    beat_at: when it last showed another beat; got_on_at: when it last showed progress, or had nothing to do. doubted:
+    an earlier daemon was about to kill it.
+    """
+
+    beat: Beat
+    beat_at: float
+    got_on_at: float
+    doubted: bool = False
+
+    def see(self, beat: Beat, now: float) -> None:
+        """Take note of what its file says now."""
+        if beat == self.beat:
+            return
+        if beat.progress != self.beat.progress or not beat.doing:
+            self.got_on_at = now
+        self.beat, self.beat_at = beat, now
+
+    def begin_again(self, now: float) -> None:
+        """Whoever watched it was away: it has as much time as in the beginning."""
+        self.beat_at = self.got_on_at = now
+
+    def trouble(self, now: float, limits: Supervision) -> str:
+        """What is wrong with it, in words; "" when nothing is."""
+        if now - self.beat_at > limits.hang:
+            return f"was hung: no heartbeat for {now - self.beat_at:.0f} s"
+        if self.beat.doing and now - self.got_on_at > limits.stall:
+            return f"was stuck: no progress for {now - self.got_on_at:.0f} s, at {self.beat.doing!r}"
+        return ""
+
+
+def was_away(before: float, now: float, limits: Supervision) -> bool:
+    """Whether there was so long between two looks that those who were looked at may have slept as well."""
+    return now - before > max(LEAST_GAP, limits.hang / 2)

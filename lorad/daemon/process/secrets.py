@@ -1,0 +1,28 @@
+"""Secrets that the processes of runs find in their environment, and nobody finds anywhere else.
+
+`secrets` in config.yaml names a file for each variable. What a process is started by (`command.json`) names the files
+again; the shim reads them when nothing but the program's start is left to do.
+"""
+
+from __future__ import annotations
+
+from lorad.box.config import Config
+from lorad.daemon.process.shim import read_secret
+from lorad.errors import SpecError
+
+
+def secret_files(config: Config) -> dict[str, str]:
+    """Variable -> file, for `command.json`."""
+    return {name: str(path) for name, path in config.secrets.items()}
+
+
+def secrets_of(config: Config) -> dict[str, str]:
+    """Variable -> value, for a process that needs no shim. Raises SpecError, in words that do not hold it."""
+    found = {}
+    for name, path in config.secrets.items():
+        try:
+            found[name] = read_secret(str(path))
+        except OSError as error:
+            told = f"secrets of config.yaml: {name}: {path}: {error.strerror}"
+            raise SpecError(told, hint=f"It holds the value alone: chmod 600 {path}, and chown it.") from None
+    return found

@@ -1,0 +1,102 @@
+"""What a daemon for several users needs: powers, a home that others may pass through, a lorad that all may run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lorad.box.paths import SOCKET_PATH_LIMIT, Home
+from lorad.daemon.process.user_files import passable
+from lorad.errors import NotAllowed
+
+POWERS = {0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 3: "CAP_FOWNER", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
+UMASK = 0o077
+
+
+def prepare_shared(home: Home) -> None:
+    """Raises NotAllowed, with what to do about it, when this process cannot serve other users from there."""
+    refuse_powerless()
+    refuse_closed()
+    os.umask(UMASK)
+    if not home.root.exists():
+        passable(home.root)
+    refuse_foreign(home.root)
+    passable(home.runs, home.pools, home.gateway)
+    home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
+    home.daemon_log.parent.chmod(0o700)
+    for path in private_files(home):
+        path.chmod(0o600)
+
+
+def private_files(home: Home) -> Iterator[Path]:
+    """Those that a daemon of one user may have left readable behind its closed home."""
+    yield from home.root.glob(f"{home.database.name}*")
+    yield from (path for path in (home.journal, home.config) if path.exists())
+
+
+def refuse_powerless() -> None:
+    lacking = [name for bit, name in POWERS.items() if not effective() >> bit & 1]
+    if not lacking:
+        return
+    if os.geteuid() == 0:
+        hint = f"Root without them is that of a container: start that with --cap-add {' --cap-add '.join(lacking)}."
+    else:
+        hint = (
+            "Run it as root, or as a service user of systemd with\n"
+            f"  AmbientCapabilities={' '.join(POWERS.values())}\n"
+            "Without --system, every user has a daemon of their own, which needs none of that."
+        )
+    raise NotAllowed(f"a shared daemon lacks {', '.join(lacking)}", hint=hint)
+
+
+def effective() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def refuse_closed() -> None:
+    """Whoever runs as another user must get at the interpreter and at lorad."""
+    for path in (Path(sys.executable), Path(sys.base_prefix), Path(__file__)):
+        for place in (path.absolute(), path.resolve()):
+            if (closed := closed_part(place)) is not None:
+                mode = stat.S_IMODE(closed.stat().st_mode)
+                raise NotAllowed(
+                    f"other users cannot run {path}: {closed} is closed to them ({mode:04o})",
+                    hint="Install lorad where everybody may read it: `python3 -m venv /opt/lorad`, with a python that "
+                    "lies outside of anybody's home, then `/opt/lorad/bin/pip install lorad`.",
+                )
+
+
+def closed_part(path: Path) -> Path | None:
+    """The first directory on the way to `path`, or itself, that others may not pass or read."""
+    for place in (*reversed(path.parents), path):
+        wanted = stat.S_IROTH if place.is_file() else stat.S_IXOTH
+        if not place.stat().st_mode & wanted:
+            return place
+    return None
+
+
+def refuse_foreign(root: Path) -> None:
+    """The way to the home must be the daemon's or root's, and sockets must fit there."""
+    for place in (root, *root.parents):
+        there = place.stat()
+        others_write = there.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not there.st_mode & stat.S_ISVTX
+        if there.st_uid not in (0, os.geteuid()) or others_write:
+            raise NotAllowed(
+                f"{place} belongs to somebody who is not the daemon, or may be changed by others",
+                hint="Set LORAD_HOME to a directory of root's, as /var/lib/lorad.",
+            )
+        if not there.st_mode & stat.S_IXOTH:
+            raise NotAllowed(
+                f"other users cannot get to {root}: {place} is closed to them",
+                hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory that "
+                "everybody may reach, as /var/lib/lorad.",
+            )
+    longest = root / "pools" / f"{'x' * 32}-1000" / "work" / "pool.sock"
+    if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:
+        raise NotAllowed(f"{root} is too long a path for sockets", hint="Set LORAD_HOME to a shorter one.")

@@ -1,0 +1,281 @@
+"""Starts one process and keeps what became of it: `python -I -S shim.py ATTEMPT_DIR`. Standard library only.
+
+The shim outlives the daemon. It holds a file lock on the attempt directory, which the child inherits, so that the lock
+is held while either lives; it writes `status.json` before the child's first instruction and its end into the same
+bytes, so that a full disk does not lose it. A directory is used once: a second shim starts nothing.
+
+`command.json` is {argv, env, cwd, locks, lock_seconds, kept, secret_files}: `env` is added to the shim's own
+environment (null removes a name), of which `kept` names what stays (else all does); `secret_files` are files that hold
+the values of further variables; `locks` are files whose locks the child holds for its life, waited for up to
+`lock_seconds`.
+LORAD_ATTEMPT in the environment of the child, and of whatever it starts, names the attempt directory: see `orphans.py`.
+Exit codes of the shim itself: those of EX_* below.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would double the start-up
+    from collections.abc import Callable
+    from typing import Any
+
+EX_LOCKED = 75  # another shim or its child has the directory, or a lock of `locks` is taken
+EX_USED = 76  # the directory had its life
+EX_BROKEN = 77  # no command, or no room for the status
+EX_EXEC = 127  # the child's program could not be executed; this is the child's exit code
+SECRET_BYTES = 1 << 16
+STATUS_BYTES = 512  # allocated at once, overwritten in place at the end
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+
+
+def main() -> int:
+    root = sys.argv[1]
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whatever the daemon was started with: none of it is for the child
+    new_session()
+    if not take_lock(os.path.join(root, "lock")):
+        return EX_LOCKED
+    if os.path.exists(os.path.join(root, "status.json")):
+        return EX_USED
+    redirect(os.path.join(root, "log"))
+    try:
+        with open(os.path.join(root, "command.json")) as file:
+            command = json.load(file)
+        command["env"] = {**command.get("env", {}), "LORAD_ATTEMPT": os.path.abspath(root)}
+        if not all(take_lock(path, command.get("lock_seconds", 0)) for path in command.get("locks", [])):
+            os.close(write_status(root, never_began(locked=True)))
+            return EX_LOCKED
+        return live(root, command)
+    except (OSError, ValueError) as error:
+        print(f"lorad: {root}: nothing was started: {error}", file=sys.stderr)
+        return EX_BROKEN
+
+
+def live(root: str, command: dict[str, Any]) -> int:
+    """The child's whole life. It waits for its status to be on disk before it becomes the program."""
+    end_the_rest = adopt_orphans() if command.get("ends_all") else None
+    block_signals()
+    gate, opened = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(opened)
+        become(command, gate)
+    forward_signals(child)
+    os.close(gate)
+    status = born(child)
+    fd = write_status(root, status)
+    try:  # noqa: SIM105
+        os.write(opened, b"!")
+    except BrokenPipeError:
+        pass  # a signal ended the child before its program began
+    os.close(opened)
+    code = wait(child)
+    if end_the_rest is not None:
+        end_the_rest()
+    status.update(died(code))
+    overwrite(fd, status)
+    return 0
+
+
+def become(command: dict[str, Any], gate: int) -> None:
+    """In the child: a session of its own, clean signals, then the program. Without the gate's byte: nothing."""
+    try:
+        os.setsid()
+        for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if os.read(gate, 1):
+            os.close(gate)
+            added = command.get("env", {})
+            kept = command.get("kept", os.environ)
+            inherited = {name: value for name, value in os.environ.items() if name in kept}
+            env = {k: v for k, v in {**inherited, **added}.items() if v is not None}
+            env.update({name: read_secret(path) for name, path in command.get("secret_files", {}).items()})
+            os.chdir(command.get("cwd") or "/")
+            os.execvpe(command["argv"][0], command["argv"], env)
+    except BaseException as error:
+        os.write(2, f"lorad: cannot start {command.get('argv')}: {error}\n".encode())
+    finally:
+        os._exit(EX_EXEC)
+
+
+def read_secret(path: str) -> str:
+    """What a file of this user's, that nobody else can read, holds, without white space around. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        there = os.fstat(fd)
+        if there.st_mode & 0o170000 != 0o100000:
+            raise OSError(errno.EINVAL, "not a file", path)
+        if there.st_mode & 0o077 or there.st_uid != os.getuid():
+            raise OSError(errno.EACCES, "others than its owner may read it, or it is not the daemon's user's", path)
+        data = os.read(fd, SECRET_BYTES + 1).strip()
+    finally:
+        os.close(fd)
+    if not data or b"\0" in data or len(data) > SECRET_BYTES:
+        raise OSError(errno.EINVAL, "empty, too long, or not a text", path)
+    return os.fsdecode(data)
+
+
+def wait(child: int) -> int:
+    """The child's wait status. What is left of its process group is killed while its pid cannot be used again."""
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child:
+        os.waitpid(ended.si_pid, 0)  # an orphan
+    block_signals()
+    try:  # noqa: SIM105 - contextlib would double the start-up
+        os.killpg(child, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    return os.waitpid(child, 0)[1]
+
+
+def adopt_orphans() -> Callable[[], None]:
+    """From now on a process below, whose parent ends, is this one's child; the answer kills them all."""
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
+    from lorad.children import guard
+
+    guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
+    return guard.end_the_rest
+
+
+def new_session() -> None:
+    try:  # noqa: SIM105
+        os.setsid()
+    except PermissionError:
+        pass  # the leader of a group already, with a session of its own
+
+
+def take_lock(path: str, patience: float = 0) -> bool:
+    """Lock `path` for this process and its child; False when somebody else has it for so many seconds."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    os.set_inheritable(fd, True)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.05)
+    os.close(fd)
+    print(f"lorad: {path} is locked by another process", file=sys.stderr)
+    return False
+
+
+def redirect(log: str) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(fd, target)
+    for fd in (null, out):
+        if fd > 2:
+            os.close(fd)
+
+
+def block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+
+
+def forward_signals(child: int) -> None:
+    def forward(number: int, _: object) -> None:
+        try:  # noqa: SIM105
+            os.kill(child, number)
+        except ProcessLookupError:
+            pass
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def born(child: int) -> dict[str, Any]:
+    me = os.getpid()
+    return {
+        "shim_pid": me,
+        "shim_start_time": start_time(me),
+        "pid": child,
+        "start_time": start_time(child),
+        "boot_id": boot_id(),
+        "started_at": time.time(),
+        "exit_code": None,
+        "signal": None,
+        "ended_at": None,
+        "oom_before": oom_kills(),
+        "oom_after": None,
+    }
+
+
+def never_began(*, locked: bool = False) -> dict[str, Any]:
+    """The status of an attempt whose child was never started. locked: somebody else has one of its locks."""
+    never = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
+    return {**never, "boot_id": "", "ended_at": time.time(), "locked": locked}
+
+
+def died(code: int) -> dict[str, Any]:
+    exited = os.WIFEXITED(code)
+    return {
+        "exit_code": os.WEXITSTATUS(code) if exited else None,
+        "signal": None if exited else os.WTERMSIG(code),
+        "ended_at": time.time(),
+        "oom_after": oom_kills(),
+    }
+
+
+def oom_kills() -> int | None:
+    """How many processes this kernel has killed for want of memory, in all; None where it does not tell."""
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            return int(file.read().partition(b"\noom_kill ")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def padded(status: dict[str, Any]) -> bytes:
+    return json.dumps(status).encode().ljust(STATUS_BYTES - 1) + b"\n"
+
+
+def write_status(root: str, status: dict[str, Any]) -> int:
+    """Put `status.json` in place, whole and on disk; returns its open file for `overwrite`."""
+    path = os.path.join(root, "status.json")
+    fd = os.open(f"{path}.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.set_inheritable(fd, False)
+    if os.write(fd, padded(status)) != STATUS_BYTES:
+        raise OSError(f"no room for {path}")
+    os.fsync(fd)
+    os.rename(f"{path}.tmp", path)
+    directory = os.open(root, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    return fd
+
+
+def overwrite(fd: int, status: dict[str, Any]) -> None:
+    os.pwrite(fd, padded(status), 0)
+    os.fsync(fd)
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Where a process that hangs, and each that it started, is right now: into its log, where py-spy is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.process.processes import read_status
+
+DUMP_SECONDS, ALL_SECONDS = 5.0, 15.0
+MOST = 16  # processes
+BYTES = 1 << 16  # of one dump
+
+
+def dump_stacks(attempt: AttemptDir) -> None:
+    """Append the stacks to the log of the process; takes ALL_SECONDS at most. Nothing happens without py-spy."""
+    spy, status = py_spy(), read_status(attempt)
+    if spy is None or status is None or status["pid"] is None:
+        return
+    deadline = time.monotonic() + ALL_SECONDS
+    with open(attempt.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as log:
+        for pid, name in family(status["pid"]):
+            left = min(DUMP_SECONDS, deadline - time.monotonic())
+            log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode())
+            log.write(dump(spy, pid, left) if left > 0 else b"no time is left for these\n")
+            log.flush()
+
+
+def py_spy() -> str | None:
+    """Beside this Python, else on the path."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def family(pid: int) -> list[tuple[int, str]]:
+    """Pid and name of a process and its descendants, those of other sessions included."""
+    try:
+        first = psutil.Process(pid)
+        return [(process.pid, process.name()) for process in [first, *first.children(recursive=True)][:MOST]]
+    except psutil.Error:
+        return []
+
+
+def dump(spy: str, pid: int, seconds: float) -> bytes:
+    """Without stopping it, as it may be stopped already."""
+    command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, cwd="/")
+    except subprocess.TimeoutExpired:
+        return b"py-spy took too long\n"
+    except OSError as error:
+        return f"py-spy: {error.strerror}\n".encode()
+    return done.stdout[:BYTES] if done.returncode == 0 else b"".join(done.stderr.splitlines(keepends=True)[:1])

@@ -1,0 +1,136 @@
+"""What of a shared daemon's home belongs to users: directories in directories of the daemon's, so that nobody can put
+something else in their place.
+
+    runs/NAME/            0711, the daemon's: spec, request, runtime
+        journal.jsonl     0600, the owner's, as all of  versions/ checkpoints/ samples/ origin/  (0700)
+        attempts/NNNN/    0711, the daemon's: lock, command, status, log
+            work/         0700, the owner's: params, spec, heartbeat, logs of servers
+    pools/ID/             0711, the daemon's: pool.json, attempts/ as above
+        work/             0700, the owner's: a copy of pool.json, the socket
+
+Without users (`user` None) all belongs to the daemon, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lorad.box.paths import AttemptDir, RunDir
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.users import User
+from lorad.errors import IntegrityError
+from lorad.files import write_whole
+
+PASSABLE = 0o711  # others may go through, and see nothing
+OWN_DIRECTORY, OWN_FILE = 0o700, 0o600
+OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def passable(*directories: Path) -> None:
+    """Made if need be; whatever the umask is. The daemon's own."""
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(PASSABLE)
+
+
+def make_run(run: RunDir, user: User | None) -> None:
+    """What the driver and the pool of a run write into. Repeating it changes nothing."""
+    if user is None:
+        return
+    passable(run.root)
+    for directory in (run.versions, run.checkpoints, run.samples):
+        own_directory(directory, user)
+    own_file(run.journal, user)
+
+
+def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
+    """Before its process is started; the directory is there after it."""
+    if user is None:
+        attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    else:
+        passable(attempt.root.parent, attempt.root)
+        own_directory(attempt.root / "work", user)
+    return attempt
+
+
+def make_pool(root: Path, setup: Any, user: User | None) -> None:
+    """`root/pool.json` is what the daemon goes by; its process reads a copy."""
+    if user is not None:
+        passable(root)
+        put_json(own_directory(root / "work", user) / "pool.json", setup, user)
+
+
+def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) -> None:
+    """What a process is told, where it looks for it."""
+    for name, data in files.items():
+        if user is not None:
+            put_json(attempt.work / name, data, user)
+        elif attempt.work / name != attempt.spec:  # it is there
+            write_json(attempt.work / name, data)
+
+
+def own_directory(path: Path, user: User) -> Path:
+    """In a directory of the daemon's. Raises OSError when something else is there."""
+    path.mkdir(exist_ok=True, mode=OWN_DIRECTORY)
+    _give(path, os.O_RDONLY | os.O_DIRECTORY, OWN_DIRECTORY, user)
+    return path
+
+
+def own_file(path: Path, user: User) -> None:
+    """An empty one, unless it is there already."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, OWN_FILE))
+    except FileExistsError:
+        return
+    _give(path, os.O_WRONLY, OWN_FILE, user)
+    fsync_directory(path.parent)
+
+
+def _give(path: Path, flags: int, mode: int, user: User) -> None:
+    fd = os.open(path, flags | OPEN)
+    try:
+        os.fchmod(fd, mode)
+        os.fchown(fd, user.uid, user.gid)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | OPEN)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def put_json(path: Path, data: Any, user: User) -> None:
+    """A file of the user's in a directory of theirs: whole, or what was there before."""
+    with as_user(user):
+        write_whole(path, json.dumps(data).encode(), mode=OWN_FILE)
+
+
+def refuse_strange_journal(run: RunDir, user: User | None) -> None:
+    """The journal of a user's run is read by the daemon. Raises IntegrityError unless it is a file of theirs that
+    nothing else is; nobody can replace it after that, as its directory is the daemon's."""
+    if user is None:
+        return
+    try:
+        there = run.journal.lstat()
+    except FileNotFoundError:
+        return
+    wrong = ""
+    if not stat.S_ISREG(there.st_mode):
+        wrong = "is no file"
+    elif there.st_uid != user.uid:
+        wrong = f"belongs to user {there.st_uid}, the run to {user.name}"
+    elif there.st_nlink != 1:
+        wrong = f"has {there.st_nlink} names"
+    if wrong:
+        raise IntegrityError(f"{run.journal} {wrong}: it is not read", hint="Somebody changed it; put it back.")

@@ -1,0 +1,75 @@
+"""Whose a process is to be: the user of a uid, what is in their environment, and the command that makes it theirs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from lorad.daemon.process import enter
+from lorad.protocol.listener import DAEMON_UID
+
+NOBODYS_GROUP = 65534  # of a uid without a name: a group of its number may be somebody else's
+REMEMBERED = 60.0  # seconds
+INHERITED = re.compile(r"PATH|LANG|LC_\w+|TZ|CUDA_VISIBLE_DEVICES|NVIDIA_\w+")
+ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
+
+
+@dataclass(frozen=True)
+class User:
+    """environment: all that their processes have beside what lorad adds."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
+        """`argv` as this user, in `cwd` if they may enter it, else in `/`. It is root's, or a daemon's, to start."""
+        groups = ",".join(map(str, self.groups))
+        return [*ENTER, str(self.uid), str(self.gid), groups, str(cwd), *argv]
+
+
+def user_of(uid: int, allowed: Sequence[str] = ()) -> User:
+    """As they would log in now, or up to a minute ago: a directory of users in the network may take its time.
+
+    allowed: further variables of this process that they inherit.
+    """
+    return _looked_up(uid, tuple(allowed), int(time.monotonic() / REMEMBERED))
+
+
+@lru_cache(maxsize=1024)
+def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        name, gid, home, groups = str(uid), NOBODYS_GROUP, "/", [NOBODYS_GROUP]
+    else:
+        name, gid, home = entry.pw_name, entry.pw_gid, entry.pw_dir
+        groups = os.getgrouplist(name, gid)
+    inherited = {key: value for key, value in os.environ.items() if INHERITED.fullmatch(key) or key in allowed}
+    environment = inherited | {"HOME": home, "USER": name, "LOGNAME": name, DAEMON_UID: str(os.geteuid())}
+    return User(uid, gid, tuple(groups), name, home, environment)
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    name: str

@@ -1,0 +1,1 @@
+"""Runs that wait: which pool takes which run, who makes room, and who is queued again."""

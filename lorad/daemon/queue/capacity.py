@@ -1,0 +1,115 @@
+"""Whether a run fits into a pool, computed before it is admitted. Pure.
+
+A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer and the
+memory of both. A pool tells what it has; before it answers, and where it never tells, the limits are those that it is
+started with. What a run will take counts from when it is placed: a burst of runs does not get the same room twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.protocol.servers import ServerSetup
+from lorad.protocol.status import Capacity, PoolStatus
+from lorad.spec.model import Spec
+from lorad.text import size as in_units
+
+SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
+FROZEN_BYTES = 4  # of one that is never trained: weight, fp32
+NUMBER_BYTES = {"float32": 4}  # of loaded versions; other dtypes have two
+MAX_VERSIONS = 64  # that an engine holds unless its pool tells otherwise
+MAX_RANK = 512  # of the builtin engine
+TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
+
+Tenancy = tuple[str, int]  # run, attempt
+
+
+class Need(Struct, frozen=True):
+    """What a run takes of a pool. memory: bytes of its slot and its versions, 0 when its size is not known."""
+
+    versions: int
+    rank: int
+    memory: int = 0
+
+
+class Lack(Struct, frozen=True):
+    """What a pool does not have for a run.
+
+    says: what the pool has and what the run needs.
+    remedy: what the run's owner can change.
+    """
+
+    says: str
+    remedy: str
+
+
+def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need:
+    """parameters: of the adapter, 0 when not known; reference: of the one that KL is measured against, whose slot has
+    weights alone; dtype: of the pool."""
+    versions = kept(spec) + 1
+    own = parameters * (SLOT_BYTES + versions * NUMBER_BYTES.get(dtype, 2))
+    return Need(versions, spec.lora.rank, own + reference * FROZEN_BYTES)
+
+
+def kept(spec: Spec) -> int:
+    """Versions that stay loaded for a run: the current one, the one before, and those that it samples behind."""
+    return spec.rollout.max_staleness + 2
+
+
+def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:
+    """Of a pool, as it says itself, without the room that attestations need on engines apart."""
+    told = status.capacity if status else None
+    rank = server.max_rank if server else MAX_RANK
+    found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
+    return replace(found, max_versions=found.max_versions - TEMPORARY) if server else found
+
+
+def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
+    """`capacity` with everything counted as taken that the runs placed there will take.
+
+    needs: of all of them. A pool counts what is there: those without a slot come on top, and so does what those with a
+    slot have yet to load. Kept versions are nobody's; others that are only served make room when it is needed.
+    """
+    opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
+    coming = [need for tenancy, need in needs.items() if tenancy not in opened]
+    others = len(status.kept) if status else 0
+    spare = len({*status.loaded} - {*status.kept} - versions_of(status)) if status else 0
+    return replace(
+        capacity,
+        versions=max(
+            capacity.versions - spare + sum(need.versions for need in coming),
+            others + sum(need.versions for need in needs.values()),
+        ),
+        memory_used=max(
+            capacity.memory_used + sum(need.memory for need in coming), sum(need.memory for need in needs.values())
+        ),
+    )
+
+
+def versions_of(status: PoolStatus) -> set[str]:
+    """The loaded ones that belong to the runs with a slot."""
+    here = {tenant.run for tenant in status.tenants}
+    return {version for version in status.loaded if version.rpartition("@")[0] in here}
+
+
+def lacking(capacity: Capacity, need: Need) -> Lack | None:
+    """What keeps a run with `need` out; None when it fits. `capacity`: as promised."""
+    if need.rank > capacity.max_rank:
+        return Lack(f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank")
+    remedy = "lower rollout.max_staleness or lora.rank"
+    if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
+        plural = "" if left == 1 else "s"
+        return Lack(f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy)
+    left = max(0, capacity.memory - capacity.memory_used)
+    if capacity.memory and need.memory > left:
+        return Lack(f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy)
+    return None
+
+
+def impossible(capacity: Capacity, need: Need) -> str:
+    """Why a run would not even fit if nobody else were there; "" when it would."""
+    lack = lacking(replace(capacity, versions=0, memory_used=0), need)
+    return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""

@@ -1,0 +1,149 @@
+"""Who holds the devices and why: this daemon's pools, and those of others as their notes say; telling and asking them.
+
+A GPU that somebody's idle pool holds is wanted by a note; its daemon ends that pool after `queue.idle_timeout_wanted`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+
+from lorad.daemon.context import Context
+from lorad.daemon.gpu import lock_notes
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.lock_notes import Holder, Wanted
+from lorad.daemon.pool import Pool
+from lorad.daemon.process.processes import read_status
+from lorad.daemon.queue.tenants import life_of, tenants_of, told
+from lorad.daemon.troubles import each, of_pool
+from lorad.store.rows import RunRow
+from lorad.text import duration
+
+IDLE_JITTER = 5.0  # seconds
+
+
+def keep_leases(ctx: Context) -> None:
+    """Tell the daemons of others which GPUs this one holds, why, and which it waits for; take back what is over."""
+    notes = ctx.notes
+    kept: dict[Path, Holder | Wanted] = {}
+
+    def keep_lease(ctx: Context, pool: Pool) -> None:
+        nonlocal kept
+        gpus = lock_notes.devices_of(ctx, pool) if pool.process.is_up else []
+        if gpus and (mine := holder(ctx, pool)).pid is not None:
+            kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
+
+    each(ctx, keep_lease, list(ctx.pools.values()), of_pool)
+    notes.since = {uuid: notes.since.get(uuid, time.time()) for uuid in notes.wanted}
+    for uuid, why in notes.wanted.items():
+        kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = Wanted(os.getuid(), why, notes.since[uuid])
+    notes.wanted = {}
+    for device in (device for device in ctx.devices if device.uuid):
+        for kind in ("holder", "wanted"):
+            path = lock_notes.note_path(ctx.home.root, device.uuid, kind)
+            lock_notes.put(notes, path, kept[path]) if path in kept else lock_notes.remove(notes, path)
+
+
+def want(ctx: Context, groups: Iterable[tuple[Device, ...]], why: str) -> None:
+    """Ask the daemons that hold the devices of one of these groups; of the first whose holders are all idle, if any."""
+    groups = [group for group in groups if group]
+    idle = [group for group in groups if all(is_idle(lock_notes.seen_holder(ctx.notes, device)) for device in group)]
+    for device in (device for group in idle[:1] or groups for device in group):
+        ctx.notes.wanted.setdefault(device.uuid, why)
+
+
+def is_idle(note: Holder | None) -> bool:
+    return note is not None and note.idle_since is not None
+
+
+def lease_of(ctx: Context, device: Device) -> Holder | None:
+    """Who holds the device; None when nobody does, or nobody says so."""
+    for pool in ctx.pools.values():
+        if pool.process.is_up and device.name in pool.setup.names:
+            return holder(ctx, pool)
+    return lock_notes.holder_of(device)
+
+
+def holder(ctx: Context, pool: Pool) -> Holder:
+    status = read_status(pool.attempt()) or {}
+    uid = os.getuid() if pool.setup.owner < 0 else pool.setup.owner
+    return Holder(
+        pool=pool.id,
+        uid=uid,
+        user=user_name(uid),
+        why=doing(ctx, pool)[:300],
+        since=status.get("started_at") or ctx.started_at,
+        pid=status.get("pid"),
+        start_time=status.get("start_time"),
+        idle_timeout=None if pool.serves else lock_notes.timeout_of(ctx, pool),
+        idle_since=idle_since(ctx, pool) if is_unused(ctx, pool) else None,
+    )
+
+
+def doing(ctx: Context, pool: Pool) -> str:
+    """What a pool is up for, in words."""
+    if pool.stop_asked is not None:
+        return "is stopping"
+    if tenants := tenants_of(ctx, pool):
+        return told(tenants)
+    if pool.serves:
+        return f"serves {', '.join(sorted(pool.serves))}"
+    return "answers a request" if pool.guests else "idle"
+
+
+def is_unused(ctx: Context, pool: Pool) -> bool:
+    """Nobody needs the pool, and it is not stopping yet."""
+    return pool.stop_asked is None and not (tenants_of(ctx, pool) or pool.serves or pool.guests)
+
+
+def idle_since(ctx: Context, pool: Pool) -> float:
+    """Unix time, the same each time as long as nobody uses it."""
+    now = time.time() - pool.idle_seconds
+    before = ctx.notes.idle_since.get(pool.id, now)
+    ctx.notes.idle_since[pool.id] = since = before if abs(now - before) < IDLE_JITTER else now
+    return since
+
+
+def held_in_words(ctx: Context, device: Device) -> str:
+    """Who has the lock of a device that no pool of this daemon has."""
+    note = lock_notes.seen_holder(ctx.notes, device)
+    if note is None:
+        pid = lock_notes.lock_pid(device)
+        return f"{device.name} is in use by another process or user{described(pid)}"
+    back = f", back by itself when idle {length(note.idle_timeout)}" if note.idle_timeout is not None else ""
+    return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
+
+
+def was_beaten(ctx: Context, run: RunRow) -> bool:
+    """The pool of an attempt never began, as a lock that was free when the run was placed was gone when it started."""
+    life = life_of(ctx, run)
+    status = read_status(life[0]) if life is not None else None
+    return status is not None and bool(status.get("locked"))
+
+
+def described(pid: int | None) -> str:
+    """` (python, pid 4711, alice)` of the process with a lock; "" when it cannot be seen."""
+    try:
+        process = psutil.Process(pid) if pid else None
+        return f" ({process.name()}, pid {pid}, {process.username()})" if process else ""
+    except psutil.Error:
+        return ""
+
+
+def length(seconds: float) -> str:
+    """Of a setting: 600 -> 10m."""
+    return duration(seconds).removesuffix("00s") if seconds >= 60 else f"{seconds:g}s"
+
+
+@lru_cache(maxsize=256)
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

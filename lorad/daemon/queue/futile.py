@@ -1,0 +1,67 @@
+"""How often a run got no further, and which of the runs of a lost pool that counts against."""
+
+from __future__ import annotations
+
+from lorad.daemon.context import Context
+from lorad.daemon.queue.tenants import life_number
+from lorad.states import ACTIVE, EndReason, RunState
+from lorad.store import events, runs
+from lorad.store.metrics import furthest_steps
+from lorad.store.rows import RunRow
+
+ASKED_FOR = (EndReason.STOPPED, EndReason.KILLED)
+EXCUSED = "excused"  # the event of an attempt that does not count as futile
+
+
+def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
+    """How many of the newest attempts in a row, up to number `before`, made no step further than those before them."""
+    reached = furthest_steps(ctx.store, name)
+    excused = excused_attempts(ctx, name)
+    best = futile = 0
+    for attempt in runs.attempts(ctx.store, name):
+        if before is not None and attempt.attempt >= before:
+            break
+        step = reached.get(attempt.attempt, 0)
+        blameless = attempt.attempt in excused or attempt.reason in ASKED_FOR
+        futile = 0 if step > best else futile + (not blameless)
+        best = max(best, step)
+    return futile
+
+
+def excused_attempts(ctx: Context, name: str) -> set[int]:
+    return {excused["attempt"] for excused in events.of_kind(ctx.store, name, EXCUSED)}
+
+
+def excuse(ctx: Context, run: RunRow) -> None:
+    """Do not count the attempt of a run that lost its pool, where another one of the pool is likelier to blame.
+
+    Of the runs that got no further in that life of the pool it is the one that did so most often, then the youngest: so
+    a run that takes its pool down gives up first, and where too many are in a pool, the last one that came.
+    """
+    suspects = [other for other in beside(ctx, run) if is_stuck(ctx, other)]
+    blamed = max(suspects, key=lambda suspect: blame(ctx, suspect), default=None)
+    if blamed is not None and is_stuck(ctx, run) and blame(ctx, blamed) > blame(ctx, run):
+        events.append(ctx.store, run.name, EXCUSED, {"attempt": run.attempt, "blamed": blamed.name})
+
+
+def pardon(ctx: Context, run: RunRow, why: str) -> None:
+    """Do not count the attempt of a run that is not to blame for its end."""
+    events.append(ctx.store, run.name, EXCUSED, {"attempt": run.attempt, "why": why})
+
+
+def beside(ctx: Context, run: RunRow) -> list[RunRow]:
+    """The others that were in the same life of the pool and work there or wait for their restart."""
+    life, there = life_number(run), runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE)
+    others = [other for other in there if other.pool == run.pool and other.name != run.name]
+    return [other for other in others if life is not None and life_number(other) == life]
+
+
+def is_stuck(ctx: Context, run: RunRow) -> bool:
+    """Whether its newest attempt has made no step further than those before."""
+    reached = furthest_steps(ctx.store, run.name)
+    before = max((step for attempt, step in reached.items() if attempt < run.attempt), default=0)
+    return reached.get(run.attempt, 0) <= before
+
+
+def blame(ctx: Context, run: RunRow) -> tuple[int, float]:
+    return futile_attempts(ctx, run.name, before=run.attempt), run.created_at

@@ -1,0 +1,66 @@
+"""Automatic restarts: how long they wait, how many there are. What a new daemon needs to go on is in the store."""
+
+from __future__ import annotations
+
+import time
+
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.queue.device_holders import was_beaten
+from lorad.daemon.queue.futile import futile_attempts, pardon
+from lorad.states import EndReason, Move
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+FUTILE = 3  # attempts in a row without a step further than ever before: no more automatic restarts
+MENDABLE = (EndReason.FAILED, EndReason.LOST)
+
+
+def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
+    """Queue a run that failed again when its spec wants that and it gets anywhere."""
+    name, resources = run.name, spec_of(run).resources
+    if not run.wanted and was_beaten(ctx, run):
+        pardon(ctx, run, "another daemon had the device first")
+        ctx.move(name, Move.RESUME, detail="another daemon had the device first")
+        return
+    goes_on = not run.wanted or (run.wanted == "pause" and run.preempted)
+    if resources.restart == "never" or reason not in MENDABLE or not goes_on:
+        return
+    futile, made = futile_attempts(ctx, name), runs.restarts(ctx.store, name)
+    enough = ""
+    if futile >= FUTILE:
+        enough = f"{futile} attempts got no further"
+    elif made >= resources.max_restarts:
+        enough = f"no restart any more after {made} (resources.max_restarts); `lorad resume {name}` goes on"
+    if enough:
+        runs.set_fields(ctx.store, name, detail=f"{runs.get(ctx.store, name).detail}; {enough}")
+        return
+    ctx.move(name, Move.RESTART, detail=f"restart after {reason}")
+    seconds = delay(ctx, futile)
+    waiting = f"restarts {seconds:.0f} s after attempt {run.attempt} was {reason}"
+    runs.set_fields(ctx.store, name, waiting=waiting, restart_at=time.time() + seconds)
+    ctx.not_before[name] = time.monotonic() + seconds
+
+
+def delay(ctx: Context, futile: int) -> float:
+    """Seconds before the next attempt: twice as many with each that got no further."""
+    return float(min(ctx.patience.restart * 2**futile, ctx.patience.restart_most))
+
+
+def wait_for_restart(ctx: Context, run: RunRow) -> str:
+    """What a queued run says while it waits for its restart, which may be another daemon's; "" when it need not."""
+    name = run.name
+    if run.restart_at is None:
+        ctx.not_before.pop(name, None)
+        return ""
+    if name not in ctx.not_before:
+        ctx.not_before[name] = time.monotonic() + left(ctx, run)
+    if time.monotonic() < ctx.not_before[name]:
+        return str(run.waiting)
+    runs.set_fields(ctx.store, name, restart_at=None)
+    return ""
+
+
+def left(ctx: Context, run: RunRow) -> float:
+    """Seconds; by the clock on the wall, which may have been set meanwhile."""
+    whole = delay(ctx, futile_attempts(ctx, run.name))
+    return min(whole, max(0.0, (run.restart_at or 0.0) - time.time()))

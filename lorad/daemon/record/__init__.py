@@ -1,0 +1,1 @@
+"""The truth on disk: rebuild, verify and audit what the database says."""

@@ -1,0 +1,166 @@
+"""The audit of a run: from its journal and its sample files alone, whether every batch counts once and every token is
+of a version that was attested before anything was trained on it.
+
+What it proves of the surviving lineage: its steps are 1 to N, each once; the batches follow one another in the data
+without a gap or a repetition; the file of a step's samples is the one that was journaled; every sample is of a prompt
+of the step, has tokens, and was made by a version of this lineage that had passed its attestation (or was inconclusive
+with proved delivery) before the step was recorded, no older than the spec of the attempt allows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.box.paths import RunDir
+from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
+from lorad.spec.text import from_json
+
+ATTESTED = ("passed", "inconclusive")
+
+
+class Maker(Struct, frozen=True):
+    """The version of a step's samples, as far as it counted just then. until: the last step whose weights it was."""
+
+    version: Record
+    until: int
+
+
+class Line(Struct, frozen=True):
+    """What the audit reads of a sample."""
+
+    step: int
+    version: str
+    prompt_id: str
+    index: int
+    tokens: list[int]
+
+
+def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
+    """The exceptions, each in words; [] when there is none. Reads everything, changes nothing. Raises OSError.
+
+    spared: some samples were deleted for the disk budget.
+    """
+    directory = RunDir(run_dir)
+    whole = directory.journal.read_bytes().count(b"\n")  # before the records: a run that works adds some meanwhile
+    records = [record for record, _ in read(directory.journal)]
+    return [*audit_journal(whole, records), *audit_steps(directory, records, spared=spared)]
+
+
+def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
+    """One line of facts: a torn end is nobody's, anything else that cannot be read is. whole: number of whole lines."""
+    for before, record in zip([0, *(record.seq for record in records)], records, strict=False):
+        if record.seq != before + 1:
+            yield f"journal: record {record.seq} follows record {before}"
+    if whole > len(records):
+        yield f"journal: {whole - len(records)} lines from line {len(records) + 1} on cannot be read"
+
+
+def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
+    """Steps of the lineage in order, each against what had been said before it."""
+    number, position, made_by = 0, 0, makers(records)
+    surviving = [record for record in lineage(records) if record.kind == "step"]
+    for record in surviving:
+        fact = msgspec.convert(record.data, StepFact)
+        if record.step != number + 1:
+            yield f"step {record.step} follows step {number}"
+        if fact.position != position:
+            yield f"step {record.step}: its batch begins at prompt {fact.position}, the one before ended at {position}"
+        number, position = record.step, fact.position + len(fact.prompts)
+        found = audit_step(directory, record, fact, made_by[record.seq], spared=spared)
+        yield from (f"step {record.step}: {wrong}" for wrong in found)
+
+
+def makers(records: list[Record]) -> dict[int, Maker | None]:
+    """By the number of a step's record."""
+    found: dict[int, Maker | None] = {}
+    known: dict[int, Record] = {}
+    for record in records:
+        match record.kind:
+            case "version":
+                known[record.data["version"]] = record
+            case "rewind":
+                known = {number: version for number, version in known.items() if version.step <= record.data["to"]}
+            case "step":
+                found[record.seq] = maker(known, record)
+    return found
+
+
+def maker(known: dict[int, Record], step: Record) -> Maker | None:
+    """known: versions by number. A step without an update has no version of its own."""
+    version = known.get(step.data["version"])
+    if version is None:
+        return None
+    later = [other.step for number, other in known.items() if number > step.data["version"]]
+    return Maker(version, max(version.step, min(later, default=step.step) - 1))
+
+
+def audit_step(
+    directory: RunDir, record: Record, fact: StepFact, made_by: Maker | None, *, spared: bool
+) -> Iterator[str]:
+    name = f"{record.run}@{fact.version}"
+    yield from audit_version(directory, record, name, made_by)
+    path = directory.root / fact.samples
+    if not path.exists():
+        if not (spared or is_pruned(directory, record.attempt)):
+            yield f"{fact.samples} is missing"
+        return
+    data = path.read_bytes()
+    if (digest := hashlib.sha256(data).hexdigest()) != fact.samples_sha256:
+        yield f"{fact.samples} has sha256 {digest}, the journal says {fact.samples_sha256}"
+    yield from audit_samples(data, record.step, name, Counter(fact.prompts))
+
+
+def audit_version(directory: RunDir, record: Record, name: str, made_by: Maker | None) -> Iterator[str]:
+    """What made the samples of a step."""
+    if made_by is None:
+        yield f"its samples are of {name}, which no record before it knows"
+        return
+    fact = msgspec.convert(made_by.version.data, VersionFact)
+    if fact.attested not in ATTESTED:
+        yield f"its samples are of {name}, whose attestation is {fact.attested!r}"
+    if not 0 <= (age := record.step - 1 - made_by.until) <= (allowed := staleness(directory, record.attempt)):
+        yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
+
+
+def audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -> Iterator[str]:
+    """prompts: ids of the step, with how often each comes."""
+    try:
+        lines = [msgspec.json.decode(line, type=Line) for line in data.splitlines()]
+    except msgspec.MsgspecError as error:
+        yield f"its samples cannot be read: {error}"
+        return
+    for place, line in enumerate(lines, 1):
+        if (line.step, line.version) != (step, version):
+            yield f"sample {place} says step {line.step} and {line.version}, the journal {version}"
+        if not line.tokens:
+            yield f"sample {place} has no tokens"
+    found = Counter(line.prompt_id for line in lines)
+    group = len(lines) // max(1, prompts.total())
+    if found != Counter({prompt: times * group for prompt, times in prompts.items()}):
+        yield f"its {len(lines)} samples are not {group} of each of its {prompts.total()} prompts"
+
+
+def spec_file(directory: RunDir, attempt: int) -> Path:
+    """What an attempt went by; the run's where the attempt's is not kept."""
+    own = directory.attempt(attempt)
+    path = own.work / own.spec.name
+    return path if path.exists() else directory.spec
+
+
+def staleness(directory: RunDir, attempt: int) -> int:
+    """That the spec of an attempt allows."""
+    path = spec_file(directory, attempt)
+    return from_json(path.read_bytes()).rollout.max_staleness
+
+
+def is_pruned(directory: RunDir, attempt: int) -> bool:
+    """Whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
+    path = spec_file(directory, attempt)
+    keep = from_json(path.read_bytes()).checkpoint.keep_samples
+    return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))

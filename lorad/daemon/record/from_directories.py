@@ -1,0 +1,236 @@
+"""What journals of earlier versions and the directories of runs tell, where the daemon's journal is not complete."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.box.paths import RunDir
+from lorad.daemon.process.processes import attempts_under, is_locked, read_status
+from lorad.daemon.runs.facts import end_of, last_facts
+from lorad.daemon.storage.prune import REMOVED
+from lorad.errors import IntegrityError
+from lorad.protocol.journal import read
+from lorad.states import EndReason, Move, RunState
+from lorad.store.db import Row
+from lorad.store.rebuild import Tables
+
+Fact = dict[str, Any]
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IntegrityError)
+STEP = re.compile(r"from step (\d+)")
+IMPORTED = "imported from "
+
+
+def from_facts(facts: Sequence[Fact], runs_root: Path) -> Tables:
+    """As far as they tell: the directories of the runs say the rest."""
+    tables = Tables()
+    for fact in facts:
+        name, run = fact.get("run"), tables.rows["runs"].get((fact.get("run"),))
+        match fact["kind"]:
+            case "created":
+                directory = Path(fact["directory"])
+                directory = directory if directory.is_dir() else runs_root / directory.name  # a home that was moved
+                tables.put("runs", of_directory(directory) | {"owner": fact["by"], "created_at": fact["at"]})
+                tell(tables, fact, "state", {"from": None, "state": "queued", "by": fact["by"]})
+            case "removed":
+                attempt = run["attempt"] if run else 0
+                tables.forget("runs", (name,))
+                tell(tables, fact, "removed", {"by": fact["by"], "attempt": attempt})
+            case "move" if run:
+                moved(tables, run, fact)
+            case "alias" | "pin" | "unpin" if run:
+                held(tables, run, fact)
+    return tables
+
+
+def moved(tables: Tables, run: Row, fact: Fact) -> None:
+    told = {"from": run["state"], "state": fact["state"]}
+    told |= {key: fact.get(key) for key in ("by", "move", "reason", "detail")}
+    run |= {"state": fact["state"], "wanted": None}
+    match fact["move"]:
+        case Move.PLACE:
+            run["started_at"] = run["started_at"] or fact["at"]
+            run["pool"] = (fact.get("detail") or "").removeprefix("pool ") or None
+        case Move.STOP if fact.get("detail") in ("pause", "stop", "kill"):
+            run["wanted"] = fact["detail"]
+        case Move.END:
+            run |= {"reason": fact["reason"], "detail": fact["detail"], "ended_at": fact["at"]}
+            if fact["reason"] == EndReason.IMPORTED:
+                run |= {"steps": 0, "origin": fact["detail"].removeprefix(IMPORTED)}
+        case Move.PAUSE:
+            run["detail"] = fact.get("detail") or ""
+        case Move.RESUME:
+            step = STEP.match(fact.get("detail") or "")
+            run |= {"reason": None, "detail": "", "ended_at": None}
+            run["resume_step"] = (int(step[1]) if step else 0) or None
+    if run["state"] != RunState.QUEUED:
+        run["resume_step"] = None
+    tell(tables, fact, "state", told)
+
+
+def held(tables: Tables, run: Row, fact: Fact) -> None:
+    """Pins and aliases."""
+    by, number, kind = fact["by"], fact["version"], fact["kind"]
+    if kind != "alias":
+        tables.put("versions", {"run": run["name"], "version": number, "pinned": int(kind == "pin")})
+        tell(tables, fact, kind, {"version": number, "by": by})
+        return
+    alias, at = fact["alias"], fact["at"]
+    move = {"id": len(tables.rows["alias_moves"]) + 1, "alias": alias, "at": at, "by": by}
+    if number is None:
+        tables.forget("aliases", (alias,))
+        tables.put("alias_moves", move | {"run": "", "version": -1})
+    else:
+        about = {"alias": alias, "run": run["name"], "version": number}
+        tables.put("aliases", about | {"updated_at": at, "owner_uid": run["owner_uid"]})
+        tables.put("alias_moves", move | about)
+    tell(tables, fact, "alias", {"alias": alias, "version": number, "previous": fact.get("previous"), "by": by})
+
+
+def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
+    """An event whose number nobody knows."""
+    events = tables.rows["events"]
+    row = {"at": fact["at"], "run": fact.get("run"), "kind": kind, "data": msgspec.json.encode(data).decode()}
+    events[("of earlier versions", len(events))] = row
+
+
+def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
+    """Runs that only their directories tell of, unless one of that name was removed: each in words."""
+    gone = {event["run"] for event in tables.rows["events"].values() if event["kind"] == "removed"}
+    for directory in sorted(runs_root.iterdir()) if runs_root.is_dir() else []:
+        name = directory.name
+        is_known = (name,) in tables.rows["runs"] or name in gone or name.startswith((REMOVED, "."))
+        if is_known or not (directory / "journal.jsonl").exists():
+            continue
+        try:
+            row = of_directory(directory) | as_it_went(directory)
+            attempts = list(attempts_of(RunDir(directory)))
+        except UNREADABLE as error:
+            yield f"{directory} is not taken over, as it cannot be read: {error!r}"
+            continue
+        tables.put("runs", row)
+        for attempt in attempts:
+            tables.put("attempts", {"run": name, **attempt})
+        yield f"run {name} is as its directory tells"
+
+
+def add_attempts(tables: Tables) -> Iterator[str]:
+    """Of runs that are known, what their attempt directories tell beside the journals."""
+    for (name,), run in tables.rows["runs"].items():
+        try:
+            for row in attempts_of(RunDir(Path(run["directory"]))):
+                tables.put("attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {}))
+        except UNREADABLE as error:
+            yield f"the attempts of run {name} cannot be read: {error!r}"
+
+
+def of_directory(directory: Path) -> Row:
+    """A run's row as it was when the run was made, with its newest attempt."""
+    numbers = [int(attempt.root.name) for attempt in attempts_under(directory)]
+    newest = RunDir(directory).attempt(max(numbers, default=0)).spec
+    text = newest.read_text() if newest.exists() else RunDir(directory).spec.read_text() if directory.is_dir() else "{}"
+    spec, about = own_origin(json.loads(text), directory), directory.stat() if directory.is_dir() else None
+    began = [record for record, _ in read(RunDir(directory).journal) if record.kind == "attempt"]
+    journal = RunDir(directory).journal
+    uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0  # a shared daemon has the directory
+    return {
+        "name": directory.name,
+        "owner": str(uid),
+        "owner_uid": uid,
+        "state": RunState.QUEUED.value,
+        "reason": None,
+        "detail": "",
+        "spec": msgspec.json.encode(spec).decode(),
+        "directory": str(directory),
+        "priority": spec.get("resources", {}).get("priority", 0),
+        "steps": began[-1].data["steps"] if began else spec.get("trainer", {}).get("steps", 0),
+        "attempt": max([*numbers, *(record.attempt for record in began)], default=0),
+        "origin": origin_of(directory),
+        "pool": began[-1].data["pool"] if began else None,
+        "wanted": None,
+        "resume_step": None,
+        "started_at": began[0].at if began else None,
+        "ended_at": None,
+        "created_at": about.st_mtime if about else time.time(),
+    }
+
+
+def own_origin(spec: Fact, directory: Path) -> Fact:
+    """The weights that a fork began with lie in its directory, wherever that was when the spec was written."""
+    lora, own = spec.get("lora") or {}, RunDir(directory).origin
+    if Path(lora.get("adapter_path") or "").parts[-2:] == own.parts[-2:]:
+        lora["adapter_path"] = str(own)
+    return spec
+
+
+def as_it_went(directory: Path) -> Row:
+    """The state of a run of whose moves nothing is known. One that works is settled by the next daemon; one that died
+    without a word is resumed when somebody asks for it."""
+    journal = RunDir(directory).journal
+    records = [record for record, _ in read(journal)]
+    if not records or not any(record.kind == "attempt" for record in records):
+        made = [record.data["attestation"] for record in records if record.kind == "version"]
+        if made and made[-1].startswith(IMPORTED):
+            source = made[-1].removeprefix(IMPORTED).partition(": ")[0]
+            told = {"detail": IMPORTED + source, "origin": source, "steps": 0, "ended_at": records[-1].at}
+            return {"state": "ended", "reason": EndReason.IMPORTED.value} | told
+        return {"state": RunState.PAUSED.value}
+    newest = records[-1].attempt
+    if is_locked(RunDir(directory).attempt(newest)):
+        return {"state": RunState.RUNNING.value}
+    if (end := end_of(last_facts(journal, newest))) is None:
+        return {"state": RunState.PAUSED.value}
+    known = end.reason in EndReason.__members__.values()
+    told = {"reason": end.reason if known else "failed", "detail": end.detail, "ended_at": records[-1].at}
+    return {"state": RunState.ENDED.value, "created_at": records[0].at} | told
+
+
+def origin_of(directory: Path) -> str | None:
+    """Of a fork: the version whose files lie in its directory."""
+    try:
+        made = json.loads((RunDir(directory).origin / "manifest.json").read_bytes())
+        return f"{made['run']}@{made['version']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def attempts_of(directory: RunDir) -> Iterator[Row]:
+    for attempt in attempts_under(directory.root):
+        number, status = int(attempt.root.name), read_status(attempt) or {}
+        if not attempt.command.exists():
+            continue
+        end = end_of(last_facts(directory.journal, number))
+        began = next((r.at for r, _ in read(directory.journal) if r.attempt == number), attempt.command.stat().st_mtime)
+        yield {
+            "attempt": number,
+            "started_at": began,
+            "ended_at": status.get("ended_at"),
+            "exit_code": status.get("exit_code"),
+            "signal": status.get("signal"),
+            "reason": end.reason if end else None,
+        }
+
+
+def add_served(tables: Tables, table: Path) -> None:
+    """Aliases and pins as the gateway knows them."""
+    try:
+        served = json.loads(table.read_bytes())
+    except (OSError, ValueError):
+        return
+    aliased = set()
+    for alias, version in served.get("aliases", {}).items():
+        run, _, number = version.rpartition("@")
+        if (run,) in tables.rows["runs"]:
+            aliased.add(version)
+            owner = tables.rows["runs"][(run,)]["owner_uid"]
+            row = {"alias": alias, "run": run, "version": int(number), "updated_at": table.stat().st_mtime}
+            tables.put("aliases", row | {"owner_uid": owner})
+    for about in served.get("versions", {}).values():
+        if f"{about['run']}@{about['version']}" not in aliased:
+            tables.put("versions", {"run": about["run"], "version": about["version"], "pinned": 1})

@@ -1,0 +1,112 @@
+"""A home, or its `storage`, that was moved while no daemon had it: rows that name the old place are corrected.
+
+Only `runs.directory` and `lora.adapter_path` of a spec hold paths of the home; all others in the database are relative
+to the run's directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lorad.box.paths import RunDir
+from lorad.daemon.context import Context
+from lorad.errors import IntegrityError
+from lorad.files import open_file
+from lorad.store import events, runs
+from lorad.store.ingest import is_of_run
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+MOST = 1 << 20  # bytes of a first record that are compared
+
+
+def relocate(ctx: Context) -> None:
+    """Correct the rows of all runs that lie under the present root, in one transaction that the journal records."""
+    rows = runs.every(ctx.store)
+    moved = [
+        (run, place) for run in rows if (place := corrected(place_of(run), ctx.runs_root)) and is_known(ctx, place)
+    ]
+    if not moved:
+        return
+    former = ", ".join(sorted({str(Path(run.directory).parent) for run, _ in moved}))
+    with ctx.store.write():
+        for run, place in moved:
+            runs.relocate(ctx.store, run.name, directory=place.directory, spec_json=place.spec)
+        told = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
+        events.append(ctx.store, None, "moved", told)
+    log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)
+
+
+class Place(Struct, frozen=True):
+    """Where the files of a run lie, and its spec as JSON text, which may name such files."""
+
+    name: str
+    directory: str
+    spec: str
+
+
+def place_of(run: RunRow) -> Place:
+    return Place(run.name, run.directory, run.spec)
+
+
+def corrected(run: Place, runs_root: Path) -> Place | None:
+    """The place of a run whose files lie in `runs_root` while its row says elsewhere; None for any other.
+
+    Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to see that
+    its home was moved may have made the old one again; there is neither a request nor a journal in it.
+    """
+    old, new = Path(run.directory), runs_root / run.name
+    is_there = any(os.path.exists(path) for path in (old / "request.json", RunDir(old).journal))
+    if old == new or not is_run(new) or (is_there and not is_copy(old, new)):
+        return None
+    return Place(run.name, str(new), respecified(run.spec, old.parent, runs_root))
+
+
+def is_known(ctx: Context, place: Place) -> bool:
+    """Whether the directory has the journal that the database has taken in."""
+    directory = RunDir(Path(place.directory))
+    try:
+        if is_of_run(ctx.store, place.name, directory.journal):
+            return True
+        why = "its journal is not the one that the database knows"
+    except (OSError, IntegrityError) as error:
+        why = str(error)
+    log.error("run %s: %s is not taken for its directory: %s", place.name, directory.root, why)
+    return False
+
+
+def is_run(directory: Path) -> bool:
+    """A link that leads elsewhere is none."""
+    is_real = os.path.isdir(directory) and not os.path.islink(directory)
+    return is_real and directory.name != ".." and os.path.isfile(directory / "request.json")
+
+
+def is_copy(old: Path, new: Path) -> bool:
+    """Both began alike, and they are not one directory that has two names."""
+    try:
+        return not old.samefile(new) and beginning(RunDir(old)) == beginning(RunDir(new))
+    except OSError:
+        return False
+
+
+def beginning(run: RunDir) -> bytes:
+    """The first record, with when it was written; the spec of a run that has not begun."""
+    path = run.journal if run.journal.exists() else run.spec
+    with open_file(path) as file:
+        return file.readline(MOST)
+
+
+def respecified(spec: str, old_root: Path, runs_root: Path) -> str:
+    """With the weights that it begins with where they are now, if they are files of a run of this home."""
+    plain = msgspec.json.decode(spec)
+    lora = plain.get("lora") or {}
+    path = Path(lora.get("adapter_path") or "")
+    if old_root not in path.parents or ".." in path.parts:
+        return spec
+    lora["adapter_path"] = str(runs_root / path.relative_to(old_root))
+    return msgspec.json.encode(plain).decode()

@@ -1,0 +1,146 @@
+"""`lorad doctor --repair`: the database anew, from the daemon's journal, and the journals and directories of the runs.
+
+The new one is built beside the old one, which is kept; one rename puts it in its place. Runs that work go on meanwhile:
+the next daemon finds their processes as it always does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from lorad.adapters.directory import fsync
+from lorad.box import config
+from lorad.box.paths import Home, RunDir
+from lorad.daemon.home_lock import lock
+from lorad.daemon.journal import Told, read
+from lorad.daemon.record import from_directories
+from lorad.daemon.record.relocate import Place, corrected
+from lorad.errors import Conflict, IntegrityError
+from lorad.store.check import check
+from lorad.store.checkpoints import mark_deleted, not_deleted
+from lorad.store.db import Store
+from lorad.store.rebuild import Tables, rebuild
+
+PARTS = ("", "-wal", "-shm")
+NEW = ".repaired"
+COUNTED = ("runs", "attempts", "steps", "versions", "checkpoints", "aliases", "sweeps", "events")
+
+
+class Repaired(Struct, frozen=True):
+    """counts: rows by table; kept: the old database, None where there was none; told: what could not be taken over, and
+    what was not told by the daemon's journal alone."""
+
+    database: str
+    kept: str | None
+    counts: dict[str, int]
+    told: list[str]
+
+
+def repair(home: Home) -> Repaired:
+    """Raises Conflict while the home has a daemon, SpecError, StorageError and IntegrityError: then nothing changed."""
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # that of a shared daemon stays open to its users
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock(home))
+        except Conflict as error:
+            hint = "`lorad daemon stop` ends it, and runs go on; `lorad daemon start` afterwards takes them over."
+            raise Conflict(error.message, hint=hint) from None
+        give(home, home.daemon_lock)
+        return repaired(home)
+
+
+def repaired(home: Home) -> Repaired:
+    told = read(home.journal)
+    runs_root = (config.load(home.config).storage or home.root) / "runs"
+    tables, words = facts_of(home, told, runs_root)
+    is_complete = not words
+    fresh = home.database.with_name(home.database.name + NEW)
+    discard(fresh)
+    store = Store(fresh)
+    try:
+        words += rebuild(store, tables, journals_of(tables), number(told, is_complete=is_complete))
+        words += missing_checkpoints(store, is_complete=is_complete)
+        counts = {table: store.count(table) for table in COUNTED}
+    finally:
+        store.close()
+    if problems := check(fresh).problems:
+        raise IntegrityError(f"the new database is not whole: {problems[0]}", hint=f"The old one stays; see {fresh}.")
+    give(home, fresh)
+    return Repaired(str(home.database), put_in_place(home.database, fresh), counts, words)
+
+
+def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
+    """What was in the database, and what that could not be learnt from the daemon's journal alone."""
+    words = [f"line {number} of {home.journal} cannot be read" for number in told.damaged]
+    tables = Tables()
+    if not told.is_complete:
+        words.append(f"{home.journal} does not tell everything; the rest is as the directories of the runs tell")
+        tables = from_directories.from_facts(told.facts, runs_root)
+    for _, change in told.changes:
+        tables.apply(change)
+    for (name,), row in tables.rows["runs"].items():
+        if "directory" not in row:  # the line that told of its beginning is lost
+            row |= from_directories.of_directory(runs_root / name) | row
+    for row in tables.rows["runs"].values():
+        if place := corrected(Place(row["name"], row["directory"], row["spec"]), runs_root):
+            row |= structs.asdict(place)
+    words += from_directories.add_unknown(tables, runs_root)
+    if not told.is_complete:
+        words += from_directories.add_attempts(tables)
+    if not told.is_complete and not told.facts:
+        from_directories.add_served(tables, home.gateway / "table.json")
+    return tables, words
+
+
+def number(told: Told, *, is_complete: bool) -> int:
+    """Of the newest change. The next daemon tells the journal everything where it was not complete."""
+    newest = told.changes[-1][1].number if told.changes else 0
+    return newest if is_complete else max(0, newest - 1)
+
+
+def journals_of(tables: Tables) -> dict[str, Path]:
+    found = {name: RunDir(Path(row["directory"])).journal for (name,), row in tables.rows["runs"].items()}
+    return {name: path for name, path in found.items() if path.exists()}
+
+
+def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
+    """Where nobody told which checkpoints were deleted: those that are not there."""
+    if is_complete:
+        return []
+    with store.write():
+        for row in not_deleted(store, lineage=False):
+            path = Path(row.path)
+            if path.parent.is_dir() and not path.is_dir():
+                mark_deleted(store, row.run, row.step, row.attempt)
+    return []
+
+
+def give(home: Home, path: Path) -> None:
+    """To whose home it is: root may repair that of another."""
+    owner = home.root.stat()
+    if owner.st_uid != os.geteuid():
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def put_in_place(database: Path, fresh: Path) -> str | None:
+    """The old one, with its -wal, goes first: at no moment is there one with the -wal of the other."""
+    fsync(fresh)
+    kept = database.with_name(f"{database.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    there = [part for part in PARTS if Path(f"{database}{part}").exists()]
+    for part in there:
+        Path(f"{database}{part}").rename(f"{kept}{part}")
+    fsync(database.parent)
+    fresh.rename(database)
+    fsync(database.parent)
+    discard(fresh)
+    return str(kept) if "" in there else None
+
+
+def discard(database: Path) -> None:
+    for part in (*PARTS, ".lock"):
+        Path(f"{database}{part}").unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+"""The rows against the disk, both ways: what something needs and is not there, and what nobody knows. Looks at names
+only; `lorad verify` reads the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lorad.adapters.directory import TEMPORARY
+from lorad.box.paths import Home, RunDir
+from lorad.client.box_shapes import Census, Finding
+from lorad.daemon.record.relocate import corrected, place_of
+from lorad.daemon.storage.prune import REMOVED, VERSION, key_of, listed
+from lorad.states import RunState
+from lorad.store import runs
+from lorad.store.check import Report, check
+from lorad.store.checkpoints import ever_made_by_all, not_deleted
+from lorad.store.db import Reader, Rows
+from lorad.store.rows import RunRow
+from lorad.store.versions import held_versions, numbers
+
+MOST = 20  # of a kind are told one by one
+REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
+
+
+def of_home(home: Home, runs_root: Path) -> Census:
+    """All of it, read on a connection of its own. What cannot be read is a problem, not an error."""
+    if not home.database.exists():
+        told = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
+        return Census([told] if told else [], [], [], [])
+    report: Report = check(home.database)
+    if report.problems:
+        return Census(report.problems, report.warnings, [], [])
+    reader = Reader(home.database)
+    try:
+        with reader.at_once():
+            rows = {row.name: row for row in runs.every(reader)}
+            missing = [
+                *missing_directories(rows, runs_root),
+                *missing_versions(reader, rows),
+                *missing_checkpoints(reader, rows),
+            ]
+            unknown = [*unknown_runs(runs_root, rows), *unknown_files(reader, rows), *unknown_pools(home)]
+    finally:
+        reader.close()
+    return Census(report.problems, report.warnings, bounded(missing), bounded(unknown), len(rows))
+
+
+def bounded(found: list[Finding]) -> list[Finding]:
+    more = len(found) - MOST
+    return [*found[:MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else found
+
+
+def is_there(run: RunRow) -> bool:
+    return Path(run.directory).is_dir()
+
+
+def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
+    gone = [run for run in rows.values() if not is_there(run)]
+    moved = {run.name for run in gone if corrected(place_of(run), runs_root)}
+    if moved:
+        what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
+        yield Finding(what, "`lorad daemon start` goes on with them there; one that works is to stop before.")
+    for run in gone:
+        if run.name not in moved:
+            advice = f"Put it back, there or into {runs_root}, and start the daemon anew; `lorad rm {run.name}`"
+            advice += " forgets the run."
+            yield Finding(f"run {run.name}: its directory {run.directory} is missing", advice)
+
+
+def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+    """A pool may be writing the newest one of a run that works."""
+    for version in held_versions(reader):
+        run, name = rows[version.run], f"{version.run}@{version.version}"
+        is_coming = RunState(run.state).is_active and run.version == version.version
+        if not is_there(run) or Path(version.path).is_dir() or is_coming:
+            continue
+        alias = next(iter(version.aliases), None)
+        held = f"served as {alias}" if alias else "pinned"
+        instead = f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
+        yield Finding(f"{name} is {held}, and its files {version.path} are missing", f"{instead}.")
+
+
+def missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+    for row in not_deleted(reader, lineage=True):
+        if is_there(rows[row.run]) and not Path(row.path).is_dir():
+            what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
+            yield Finding(what, f"`lorad resume {row.run} --from STEP` goes on from another one.")
+
+
+def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
+    for path in listed(runs_root):
+        if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
+            advice = f"If it was a run of this home, {REPAIR[0].lower()}{REPAIR[1:]} Else move it away, or delete it."
+            yield Finding(f"no run of the database has its files in {path}", advice)
+
+
+def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
+    """Of runs that are over: what a run that works writes is on its way."""
+    known, versions = ever_made_by_all(reader), numbers(reader)
+    for name, run in rows.items():
+        if not RunState(run.state).is_over:
+            continue
+        directory = RunDir(Path(run.directory))
+        for path in listed(directory.checkpoints):
+            if (key := key_of(path)) and (name, *key) not in known:
+                yield unknown(name, path, "checkpoint")
+        for path in listed(directory.versions):
+            if VERSION.fullmatch(path.name) and (name, int(path.name)) not in versions:
+                yield unknown(name, path, "version")
+
+
+def unknown(run: str, path: Path, kind: str) -> Finding:
+    told = f"{path} is no {kind} that the journal of run {run} tells of"
+    return Finding(told, "A writer died before it said so; delete it, it is used by nothing.")
+
+
+def unknown_pools(home: Home) -> Iterator[Finding]:
+    for path in listed(home.pools):
+        if path.is_dir() and not (path / "pool.json").exists():
+            yield Finding(f"{path} is the directory of no pool", "Delete it once nothing works there.")

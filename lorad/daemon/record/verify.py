@@ -1,0 +1,184 @@
+"""Is everything that a run wrote still what it wrote? One check for each kind of thing, by the run's journal."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from lorad.adapters.directory import verify
+from lorad.adapters.peft import read_peft
+from lorad.box.paths import RunDir
+from lorad.client.box_shapes import Check
+from lorad.daemon.record.audit import audit
+from lorad.daemon.storage.prune import age
+from lorad.errors import LoradError
+from lorad.models.facts import weights_sha256
+from lorad.protocol.journal import Record, decode
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run as the index has it. digests: of versions; needed: versions whose files must be there; checkpoints: paths
+    of those that count; works: files may come and go meanwhile; spared: samples went for the disk budget.
+    """
+
+    directory: RunDir
+    model_path: Path
+    digests: dict[int, str]
+    needed: frozenset[int]
+    checkpoints: frozenset[str]
+    keep_samples: int
+    works: bool
+    spared: bool
+
+
+def check_files(run: Subject) -> list[Check]:
+    """All of them, without asking any process. Reads everything, changes nothing."""
+    lines = read_lines(run.directory.journal)
+    records = [record for line in lines if (record := decode(line)) is not None]
+    checks: tuple[Callable[[], Check], ...] = (
+        partial(check_base, run, records),
+        partial(check_journal, run, lines),
+        partial(check_versions, run, records),
+        partial(check_checkpoints, run, records),
+        partial(check_samples, run, records),
+        partial(check_audit, run),
+    )
+    return [timed(check) for check in checks]
+
+
+def timed(check: Callable[[], Check]) -> Check:
+    started = time.monotonic()
+    done = check()
+    return Check(done.check, done.looked_at, done.problems, time.monotonic() - started)
+
+
+def read_lines(journal: Path) -> list[bytes]:
+    try:
+        return journal.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+
+
+def check_base(run: Subject, records: list[Record]) -> Check:
+    """The weight files are those that every attempt trained on."""
+    told = {r.attempt: r.data["model_sha256"] for r in records if r.kind == "attempt" and r.data.get("model_sha256")}
+    if not told:
+        return Check("base", "no attempt told its checksum", [])
+    try:
+        found = weights_sha256(run.model_path)
+    except (LoradError, OSError) as error:
+        return Check("base", str(run.model_path), [f"{run.model_path}: {error}"])
+    wrong = [
+        f"{run.model_path}: its weights have sha256 {found}, attempt {attempt} trained on {digest}"
+        for attempt, digest in told.items()
+        if digest != found
+    ]
+    return Check("base", f"{run.model_path}, {counted(len(told), 'attempt')}", wrong)
+
+
+def check_journal(run: Subject, lines: list[bytes]) -> Check:
+    """Each line bears its checksum, and no number is left out. A torn last line was never true."""
+    problems: list[str] = []
+    seq = 0
+    for number, line in enumerate(lines, 1):
+        record = decode(line) if line.endswith(b"\n") else None
+        if record is None and not line.endswith(b"\n"):
+            return Check("journal", f"{counted(number - 1, 'record')} and a torn last line", problems)
+        if record is None:
+            problems.append(f"{run.directory.journal}:{number}: damaged")
+        elif record.seq != seq + 1:
+            problems.append(f"{run.directory.journal}:{number}: record {record.seq} follows record {seq}")
+        seq = record.seq if record else seq + 1
+    return Check("journal", counted(len(lines), "record"), problems)
+
+
+def check_versions(run: Subject, records: list[Record]) -> Check:
+    """Files as written, and tensors with the digest that was attested."""
+    facts = {record.data["version"]: record.data for record in records if record.kind == "version"}
+    problems: list[str] = []
+    gone = 0
+    for number, fact in facts.items():
+        path = run.directory.root / fact["path"]
+        if run.digests.get(number, fact["sha256"]) != fact["sha256"]:
+            problems.append(f"version {number}: the database has sha256 {run.digests[number]}, not {fact['sha256']}")
+        if path.is_dir():
+            problems += wrong_files(path) or wrong_tensors(path, fact["sha256"])
+        elif number in run.needed:
+            problems.append(f"{path}: missing, and somebody needs it")
+        else:
+            gone += 1
+    return Check("versions", without(counted(len(facts), "version"), gone), problems)
+
+
+def wrong_files(path: Path) -> list[str]:
+    try:
+        verify(path)
+    except (LoradError, OSError) as error:
+        return [str(error)] if path.is_dir() else []  # pruned just now
+    return []
+
+
+def wrong_tensors(path: Path, sha256: str) -> list[str]:
+    try:
+        found = read_peft(path).digest()
+    except LoradError as error:
+        return [error.message] if path.is_dir() else []
+    return [] if found == sha256 else [f"{path}: its tensors have sha256 {found}, the journal says {sha256}"]
+
+
+def check_checkpoints(run: Subject, records: list[Record]) -> Check:
+    facts = {record.data["path"] for record in records if record.kind == "checkpoint"}
+    problems: list[str] = []
+    gone = 0
+    for relative in sorted(facts):
+        path = run.directory.root / relative
+        if path.is_dir():
+            problems += wrong_files(path)
+        elif str(path) in run.checkpoints and not run.works:
+            problems.append(f"{path}: missing")
+        else:
+            gone += 1
+    return Check("checkpoints", without(counted(len(facts), "checkpoint"), gone), problems)
+
+
+def check_samples(run: Subject, records: list[Record]) -> Check:
+    """The oldest are pruned first: what is missing between those that are there was taken away."""
+    facts = {record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"}
+    paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
+    oldest = min((age(path) for path in paths if path.exists()), default=None)
+    problems, gone = [], 0
+    for path, sha256 in paths.items():
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except FileNotFoundError:
+            gone += 1
+            if not run.keep_samples or oldest is None or (age(path) > oldest and not run.works):
+                problems.append(f"{path}: missing")
+            continue
+        if found != sha256:
+            problems.append(f"{path}: changed bytes: sha256 {found}, the journal says {sha256}")
+    return Check("samples", without(counted(len(paths), "file"), gone), problems)
+
+
+def check_audit(run: Subject) -> Check:
+    """Every batch once, every token of an attested version: `audit.py`."""
+    looked_at = "steps, batches and the version of each token"
+    if not run.directory.journal.exists():
+        return Check("audit", "nothing: it has not begun", [])
+    try:
+        return Check("audit", looked_at, audit(run.directory.root, spared=run.spared))
+    except OSError as error:
+        return Check("audit", looked_at, [f"{error.filename}: {error.strerror}"])
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def without(told: str, gone: int) -> str:
+    return f"{told}, {gone} of them pruned" if gone else told

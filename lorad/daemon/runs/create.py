@@ -1,0 +1,93 @@
+"""Making a run: its name, its directory, its row. What `run`, `sweep`, `fork` and `serve` have in common."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from lorad.box.paths import RunDir
+from lorad.daemon.context import Context, Request
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.user_files import passable
+from lorad.daemon.process.users import Caller, User
+from lorad.daemon.runs.names import generate_name
+from lorad.errors import Conflict, SpecError, StorageError
+from lorad.files import write_whole
+from lorad.spec.model import Spec, to_json
+from lorad.store import events, runs
+from lorad.store.rows import RunRow
+
+
+def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
+    """The spec with a local model's path made absolute: the pool does not run where the user is. Raises SpecError."""
+    if not cwd.is_absolute():
+        raise SpecError(f"{cwd} is not an absolute path", hint="Say where the paths of the spec begin.")
+    path = cwd / expanded(spec.model.path, user)
+    with as_user(user):
+        if not os.path.isdir(path):  # nor where this user may not look
+            return spec
+        path = path.resolve()
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, path=str(path)))
+
+
+def expanded(path: str, user: User | None) -> Path:
+    """With `~` as that user means it."""
+    first, _, rest = path.partition("/")
+    return Path(user.home) / rest if user is not None and first == "~" else Path(path).expanduser()
+
+
+def fresh_name(ctx: Context) -> str:
+    number = ctx.store.count("runs") + 1
+    while (ctx.runs_root / (name := generate_name(number))).exists():
+        number += 1
+    return name
+
+
+def refuse_used(ctx: Context, spec: Spec) -> None:
+    """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore them."""
+    if there := runs.name_in_use(ctx.store, str(spec.name)):
+        other = "" if there == spec.name else ", and capitals alone do not tell two runs apart"
+        raise Conflict(f"there is a run named {there}{other}", hint=f"Choose another name, or `lorad rm {there}`.")
+    directory = ctx.runs_root / str(spec.name)
+    if (directory / "journal.jsonl").exists():
+        raise Conflict(
+            f"{directory} holds the files of a run that the database does not know",
+            hint="Choose another name, or move that directory away.",
+        )
+
+
+def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
+    """`runs/<name>/` with what was asked for, on disk before the run exists."""
+    directory = ctx.runs_root / str(spec.name)
+    try:
+        passable(directory) if ctx.system else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(RunDir(directory).spec_text, text.encode())
+        write_whole(RunDir(directory).spec, to_json(spec))
+        write_json(directory / "request.json", msgspec.to_builtins(request))
+    except OSError as error:
+        where = error.filename or directory
+        raise StorageError(f"{where}: {error.strerror}", hint="Free some space, or mend the permissions.") from error
+    return directory
+
+
+def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> RunRow:
+    """The row, and what the preflight warned of as the run's first events."""
+    with ctx.store.write():
+        row = runs.create(
+            ctx.store,
+            name=str(spec.name),
+            owner=caller.name,
+            owner_uid=caller.uid,
+            spec_json=to_json(spec).decode(),
+            directory=str(directory),
+            steps=spec.trainer.steps,
+            priority=spec.resources.priority,
+        )
+        for warning in warnings:
+            events.append(ctx.store, row.name, "warning", {"message": warning})
+        ctx.journal.append("created", row.name, caller.name, directory=str(directory), time=time.time())
+    return row

@@ -1,0 +1,112 @@
+"""What can be seen of how a process ended: its status, its logs, the kernel's log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.process.causes import KILLED_FOR_MEMORY, Clues, Diagnosis, diagnose
+from lorad.daemon.process.log_trim import logs_of, open_log
+from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
+
+LOG_BYTES = 1 << 16  # of each log
+LOGS = 24  # of one attempt: the process itself, servers and ranks
+KERNEL_RECORDS, KERNEL_SECONDS = 20_000, 0.1
+KILLED, XID = "Killed process", "NVRM: Xid"
+XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
+SLACK_SECONDS = 2.0
+
+
+def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
+    """How `name` ended, why as far as that is known, and what to do about it."""
+    if forced := by_force(attempt, process):
+        return forced
+    found = diagnosis_of(attempt, process)
+    if found is None:
+        return f"{name} {process.in_words()}"
+    if found is KILLED_FOR_MEMORY:
+        return f"{name} was {found.what}. {found.advice}"
+    return f"{name} {process.in_words()}: {found.what}. {found.advice}"
+
+
+def by_force(attempt: AttemptDir, process: ProcessState) -> str:
+    """Of a process that ended through no fault of its own: the daemon killed it as it hung, or the machine went down;
+    "" of any other."""
+    if process.exit_code is None and process.signal in (None, signal.SIGKILL) and (why := killed_for(attempt)):
+        return why
+    if was_restarted(attempt):
+        return f"the machine was restarted, at {time.strftime('%Y-%m-%d %H:%M', time.localtime(booted_at()))}"
+    return ""
+
+
+def was_restarted(attempt: AttemptDir) -> bool:
+    """The machine went down under the process: nobody wrote its end, and it began in another life of the kernel."""
+    status = read_status(attempt)
+    return bool(status and status["boot_id"] and status["ended_at"] is None and status["boot_id"] != BOOT_ID)
+
+
+def diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
+    """None also for a process that went as it should."""
+    if process.exit_code == 0:
+        return None
+    status = read_status(attempt) or {}
+    before, after = status.get("oom_before"), status.get("oom_after")
+    ooms = None if before is None or after is None else after - before
+    log = "\n".join(tail(path) for path in logs_of(attempt)[:LOGS])
+    kernel = list(kernel_lines(status)) if status.get("started_at") else []
+    return diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
+
+
+def tail(path: Path) -> str:
+    fd = open_log(path, os.O_RDONLY)
+    if fd is None:
+        return ""
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES)).decode(errors="replace")
+    finally:
+        os.close(fd)
+
+
+def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
+    """What the kernel logged of memory and GPUs in the life of a process; nothing where it may not be read."""
+    now, clock = time.time(), time.monotonic()
+    since, until = (when - now + clock for when in (status["started_at"], status["ended_at"] or now))
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    begun = time.monotonic()
+    try:
+        for _ in range(KERNEL_RECORDS):
+            if time.monotonic() - begun > KERNEL_SECONDS:
+                return
+            about, _, text = os.read(fd, 8192).decode(errors="replace").partition(";")
+            at = int(about.split(",")[2]) / 1e6
+            begin = since if KILLED in text else max(since, until - XID_SECONDS) if XID in text else until
+            if begin - SLACK_SECONDS <= at <= until + SLACK_SECONDS and (KILLED in text or XID in text):
+                yield text.splitlines()[0]
+    except (OSError, ValueError, IndexError):  # EAGAIN: that was all
+        return
+    finally:
+        os.close(fd)
+
+
+def booted_at() -> float:
+    """Unix time."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return float(next((line.split()[1] for line in lines if line.startswith("btime")), 0))
+
+
+def killed_for(attempt: AttemptDir) -> str:
+    """Why the daemon killed the process, or was about to; "" when it did not."""
+    try:
+        return str(json.loads(attempt.killed.read_bytes())["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

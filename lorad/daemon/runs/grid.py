@@ -1,0 +1,122 @@
+"""The grid of a sweep: overrides of which some hold several values, `trainer.lr=1e-4,3e-4`, to one list for each point.
+
+Commas inside brackets, braces and quotes belong to a value. A key that takes a list takes one in brackets here, as a
+comma may separate its items elsewhere. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from lorad.errors import SpecError
+from lorad.spec.model import Spec
+from lorad.spec.text import overridden, refuse_long
+
+POINTS = 256  # at most
+CLOSES = {"[": "]", "{": "}"}
+
+Axes = dict[str, list[str]]
+"""key -> the texts of its values"""
+
+
+def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
+    """The keys with several values, in order, and the overrides with one. Raises SpecError."""
+    axes: Axes = {}
+    rest = []
+    for text in overrides:
+        key, values = overridden_values(text)
+        if len(values) == 1:
+            rest.append(text)
+            continue
+        if key in axes:
+            raise SpecError(f"override {text}: {key} is given twice", hint="Give all of its values at once.")
+        axes[key] = values
+    if not axes:
+        raise SpecError(
+            "no override has several values, so there is nothing to sweep",
+            hint="Separate them by commas, as in trainer.lr=1e-4,3e-4; `lorad run` starts a single run.",
+        )
+    for key in axes:
+        if key == "name":
+            raise SpecError("override name=…: runs of a sweep get their names from it", hint="Use --name.")
+    return axes, rest
+
+
+def points_of(axes: Axes) -> list[list[str]]:
+    """The overrides of each point: every value of each key with every one of the others, the last key changing first.
+
+    Raises SpecError for more than POINTS.
+    """
+    points = [
+        [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
+        for values in itertools.islice(itertools.product(*axes.values()), POINTS + 1)
+    ]
+    if len(points) > POINTS:
+        raise SpecError(f"the grid has more than {POINTS} points", hint="Leave out some values, or sweep twice.")
+    return points
+
+
+def overridden_values(text: str) -> tuple[str, list[str]]:
+    """The key of an override and its values. Raises SpecError."""
+    refuse_long(text)
+    first, equals, rest = text.partition("=")
+    values = list(split(rest))
+    if not equals or len(values) < 2:
+        return overridden(text), [rest]
+    key = overridden(f"{first}={values[0]}")
+    if len(values) > POINTS:
+        raise SpecError(f"{key} has more than {POINTS} values", hint="Leave out some, or sweep twice.")
+    if any(not value for value in values):
+        raise SpecError(f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it.")
+    if twice := sorted({value for value in values if values.count(value) > 1}):
+        raise SpecError(f"override {text}: {twice[0]} is there twice", hint="Give each value once.")
+    if takes_list(key) and not all(value.startswith("[") for value in values):
+        raise SpecError(
+            f"override {text}: {key} takes a list, so this may be one list or several values",
+            hint=f"Put each list into brackets: {key}=[{values[0].strip('[]')}],[{values[1].strip('[]')}] "
+            f"are two values, {key}=[{rest}] is one.",
+        )
+    return key, values
+
+
+def split(text: str) -> Iterator[str]:
+    """The parts between commas that are in no brackets, braces or quotes."""
+    start, open_, quote, is_blank = 0, list[str](), "", True  # is_blank: of this part there is only white space yet
+    for place, letter in enumerate(text):
+        was_blank, is_blank = is_blank, is_blank and letter.isspace()
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and was_blank:  # else it is an apostrophe
+            quote = letter
+        elif letter in CLOSES:
+            open_.append(CLOSES[letter])
+        elif open_ and letter == open_[-1]:
+            open_.pop()
+        elif letter == "," and not open_:
+            yield text[start:place].strip()
+            start, is_blank = place + 1, True
+    yield text[start:].strip()
+
+
+def takes_list(key: str) -> bool:
+    """Whether a value of `key` may be a list."""
+    kind: Any = Spec
+    for part in key.split("."):
+        sections = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, msgspec.Struct)]
+        fields = {field.name: field.type for section in sections for field in msgspec.structs.fields(section)}
+        if part not in fields:
+            return False
+        kind = fields[part]
+    return any(get_origin(k) in (list, tuple) for k in nested(kind))
+
+
+def nested(kind: Any) -> Iterator[Any]:
+    """A type, and those that it is made of."""
+    yield kind
+    if get_origin(kind) not in (list, tuple):
+        for inner in get_args(kind):
+            yield from nested(inner)

@@ -1,0 +1,235 @@
+"""Adapters from elsewhere: a PEFT directory becomes a version of a run that never trained, once a pool serves it.
+
+Everything is prepared in a directory of its own. Nothing else is touched before the version is loaded and attested, so
+that an adapter that is refused leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from lorad.adapters.adapter import Adapter, AdapterConfig, Outline
+from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
+from lorad.adapters.peft import CONFIG, read_peft, write_peft
+from lorad.adapters.targets import leaf, match_modules
+from lorad.adapters.validate import refuse_unfit, validate
+from lorad.backends.trainer_setup import targets_of
+from lorad.box.paths import RunDir
+from lorad.daemon.context import Context, Request, run_dir
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.user_files import make_run, refuse_strange_journal
+from lorad.daemon.process.users import Caller
+from lorad.daemon.runs.bases import base_in
+from lorad.daemon.runs.create import create, make_directory, refuse_used
+from lorad.daemon.runs.versions import heard
+from lorad.errors import Conflict
+from lorad.models.directory import weight_files
+from lorad.models.facts import read_facts
+from lorad.protocol.calls import Attestation
+from lorad.protocol.journal import JournalWriter, VersionFact
+from lorad.spec.model import Spec, to_json
+from lorad.states import EndReason, Move, RunState
+from lorad.store import aliases, runs
+from lorad.store.ingest import ingest
+from lorad.store.rows import RunRow, VersionRow
+from lorad.store.versions import first_number, get_version, versions
+
+
+@dataclass(frozen=True)
+class Import:
+    """An adapter that is to be served as `name`. staged: a directory like a run's.
+
+    files: of the version; below `staged`, unless a run of that name has it already (known).
+    """
+
+    name: str
+    owner_uid: int
+    source: Path
+    spec: Spec
+    request: Request
+    sha256: str
+    bytes: int
+    number: int
+    staged: Path
+    files: Path
+    known: bool
+
+    def row(self) -> RunRow:
+        """As if the run were there: what a pool is chosen by."""
+        return RunRow(
+            name=self.name,
+            owner_uid=self.owner_uid,
+            state=RunState.ENDED,
+            reason=EndReason.IMPORTED,
+            spec=to_json(self.spec).decode(),
+            directory=str(self.staged),
+        )
+
+    def version(self) -> VersionRow:
+        """As if it were there: what a pool loads."""
+        path, sha256 = str(self.files), self.sha256
+        return VersionRow(run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid)
+
+
+def refuse_taken(ctx: Context, name: str, model: str) -> None:
+    """Raises SpecError, or Conflict: the name means something else already."""
+    aliases.check_name(name)
+    if (alias := aliases.find(ctx.store, name)) and alias.run != name:
+        hint = f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
+        raise Conflict(f"alias {name} serves {alias.run}@{alias.version}", hint=hint)
+    run = runs.find(ctx.store, name)
+    if run is None:
+        return
+    other = "Choose another name for the adapter."
+    if run.reason != EndReason.IMPORTED:
+        raise Conflict(f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions.")
+    if (theirs := msgspec.json.decode(run.spec)["model"]["path"]) != model:
+        hint = f"{other} `lorad rm {name}` removes the one that is there."
+        raise Conflict(f"{name} is an adapter of {theirs}, not of {model}", hint=hint)
+
+
+def read(source: Path, told: Outline, trainer: str, model_path: Path) -> tuple[Adapter, list[str]]:
+    """The adapter, and the shortest names for its modules. Works for a while.
+
+    Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
+    """
+    shapes = targets_of(trainer, read_facts(model_path).linears)
+    refuse_unfit(told, shapes)
+    adapter = read_peft(source, weight_files(model_path))
+    validate(adapter, shapes)
+    leaves = sorted({leaf(module) for module in adapter.config.modules})
+    names = leaves if match_modules(shapes, leaves) == adapter.config.modules else [*adapter.config.modules]
+    return adapter, names
+
+
+def spec_of_adapter(base: Spec, name: str, config: AdapterConfig, modules: Sequence[str]) -> Spec:
+    lora = replace(
+        base.lora,
+        rank=config.rank,
+        alpha=config.alpha,
+        rslora=config.rslora,
+        dropout=config.dropout,
+        target_modules=[*modules],
+        exclude_modules=[],
+    )
+    return replace(base, name=name, lora=lora)
+
+
+def request_for(asked: Request, source: Path, adapter: Adapter) -> Request:
+    """asked: of the base; servers are started for the modules of the adapter."""
+    size = sum(tensor.size for tensor in adapter.tensors.values())
+    facts = replace(asked.facts, modules=[*adapter.config.modules], adapter_parameters=size)
+    return replace(asked, source=str(source), facts=facts)
+
+
+async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: Adapter) -> Import:
+    """Write what makes a version of it, unless a version of that name is the same.
+
+    Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
+    """
+    name, sha256 = str(spec.name), await asyncio.to_thread(adapter.digest)
+    if not runs.exists(ctx.store, name):
+        refuse_used(ctx, spec)
+    alike = [row for row in versions(ctx.store, name) if row.sha256 == sha256]
+    same = await on_behalf(ctx, uid, lambda: [row for row in alike if is_alike(row, adapter.config)])
+    number = same[-1].version if same else next_number(ctx, name, uid)
+    staged = ctx.runs_root / f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
+    files = Path(same[-1].path) if same else RunDir(staged).version(number)
+    source = Path(request.source)
+    made = Import(name, uid, source, spec, request, sha256, adapter.bytes, number, staged, files, known=bool(same))
+    try:
+        staged.mkdir(mode=0o700)
+        make_run(RunDir(staged), ctx.user(uid))
+        write_json(staged / "request.json", msgspec.to_builtins(request))
+        if not made.known:
+            await on_behalf(ctx, uid, write_version, made, adapter)
+    except BaseException:
+        discard(staged)
+        raise
+    return made
+
+
+def is_alike(version: VersionRow, config: AdapterConfig) -> bool:
+    """Whether its files are there and mean what `config` does: a digest is of tensors only."""
+    try:
+        there = json.loads((Path(version.path) / CONFIG).read_bytes())
+        return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def write_version(made: Import, adapter: Adapter) -> None:
+    model, facts = made.spec.model.path, {"run": made.name, "version": made.number, "step": 0, "parent": None}
+    facts |= {"sha256": made.sha256, "model": model}
+    write_directory(made.files, lambda path: write_peft(adapter, path, model), facts)
+
+
+def next_number(ctx: Context, name: str, uid: int) -> int:
+    """One that no engine has ever seen with this name, not even of an import that was refused just now."""
+    prefix = f"{name}@"
+    loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
+    seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]
+    seen += [path.name for path in RunDir(ctx.runs_root / name).versions.glob("[0-9]*")]
+    return max([first_number(ctx.store, name), *(1 + int(number) for number in seen)])
+
+
+def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller, pool: Pool) -> VersionRow:
+    """The version is a fact, and served from now on: its row. No await."""
+    is_there = runs.exists(ctx.store, made.name)
+    directory = make_directory(ctx, made.spec, "", replace(made.request, bases=base_in(pool)))
+    if not is_there:
+        enter(ctx, made, directory, caller)
+    if not made.known:
+        record(ctx, made, attestation)
+    columns = {"spec": to_json(made.spec).decode(), "origin": str(made.source), "serving": 1, "pool": pool.id}
+    runs.set_fields(ctx.store, made.name, **columns)
+    return get_version(ctx.store, made.name, made.number)
+
+
+def enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
+    """The run, which ends as it begins: nothing is to be trained."""
+    with ctx.store.write():
+        create(ctx, made.spec, directory, caller, warnings=[])
+        told = f"imported from {made.source}"
+        ctx.move(made.name, Move.END, reason=EndReason.IMPORTED, detail=told, by=caller.name)
+        runs.set_fields(ctx.store, made.name, steps=0)
+
+
+def record(ctx: Context, made: Import, attestation: Attestation) -> None:
+    """The files to where they stay, then the fact. Raises Conflict when something is there already."""
+    run = runs.get(ctx.store, made.name)
+    final = run_dir(run).version(made.number)
+    if final.exists():
+        raise Conflict(f"{final} exists already and is never replaced", hint="Serve it again: it gets another number.")
+    user = ctx.user(run.owner_uid)
+    make_run(run_dir(run), user)
+    final.parent.mkdir(exist_ok=True)
+    made.files.rename(final)
+    fsync(final.parent)
+    fact = VersionFact(
+        version=made.number,
+        sha256=made.sha256,
+        parent=run.version,
+        path=str(final.relative_to(run_dir(run).root)),
+        rank=made.spec.lora.rank,
+        alpha=made.spec.lora.alpha,
+        bytes=made.bytes,
+        attested=attestation.verdict,
+        attestation=f"imported from {made.source}: {attestation.detail}",
+        delivered_sha256=attestation.delivered_sha256,
+    )
+    refuse_strange_journal(run_dir(run), user)
+    with as_user(user), JournalWriter(run_dir(run).journal, made.name, run.attempt) as journal:
+        journal.append("version", 0, fact)
+    ingest(ctx.store, made.name, run_dir(run).journal)

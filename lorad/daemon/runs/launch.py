@@ -1,0 +1,84 @@
+"""Starts the processes of a run that has its place: the pool's, unless it is warm, and the driver's."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from lorad.daemon.context import Context, Request, attempt_dir, request_of, run_dir, spec_of
+from lorad.daemon.pools.life import start_pool
+from lorad.daemon.pools.threads import why_threads
+from lorad.daemon.process.as_user import as_user
+from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.secrets import secret_files
+from lorad.daemon.process.user_files import hand_over, make_attempt, make_run
+from lorad.protocol.driver_params import FILE as PARAMS
+from lorad.protocol.driver_params import DriverParams
+from lorad.protocol.journal import Reference
+from lorad.store.rows import RunRow
+from lorad.store.versions import first_number
+
+
+def launch(ctx: Context, run: RunRow) -> None:
+    """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
+    attempt = attempt_dir(run)
+    state = ctx.processes.inspect(attempt)
+    if state.is_up and not ctx.waker.is_watched(attempt.root):
+        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if state.phase == "absent":
+        start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
+        start_driver(ctx, run)
+
+
+def start_driver(ctx: Context, run: RunRow) -> None:
+    """It waits for the pool's socket itself."""
+    attempt, request, user = attempt_dir(run), request_of(run), ctx.user(run.owner_uid)
+    life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
+    make_run(run_dir(run), user)
+    make_attempt(attempt, user)
+    params = DriverParams(
+        run=run.name,
+        run_dir=str(run_dir(run).root),
+        attempt=run.attempt,
+        steps=run.steps,
+        resume_step=run.resume_step,
+        pool=pool.pool,
+        pool_socket=pool.socket,
+        cwd=request.cwd,
+        pool_timeout=ctx.patience.pool_ready,
+        first_version=first_number(ctx.store, run.name),
+        spec=str(attempt.work / attempt.spec.name),
+        origin=run.origin or "",
+        start_from=start_of(run),
+        bases=request.bases,
+        date=datetime.fromtimestamp(run.created_at).isoformat(),
+        reference=reference_of(run, request),
+    )
+    write_json(attempt.spec, json.loads(run.spec))
+    hand_over(attempt, {PARAMS: msgspec.to_builtins(params), attempt.spec.name: json.loads(run.spec)}, user)
+    with as_user(user):
+        cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run_dir(run).root
+    about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
+    about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
+    env = ctx.commands.environment(ctx.home)
+    ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
+    ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+
+
+def reference_of(run: RunRow, request: Request) -> Reference | None:
+    """What KL is measured against, with the directory of its copy, on whatever disk the runs are now."""
+    found = request.reference
+    return None if found is None else msgspec.structs.replace(found, directory=str(run_dir(run).reference))
+
+
+def start_of(run: RunRow) -> str | None:
+    """The checkpoint that a fork begins with; None for one that takes weights alone, by lora.adapter_path.
+
+    A directory that a fork left which never came to be is nobody's.
+    """
+    origin = run_dir(run).origin
+    return str(origin) if run.origin and origin.is_dir() and spec_of(run).lora.adapter_path is None else None

@@ -1,0 +1,180 @@
+"""Asks a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from lorad.box import config
+from lorad.children import guard
+from lorad.daemon.context import Context
+from lorad.daemon.process.secrets import secrets_of
+from lorad.errors import SpecError, from_wire
+from lorad.protocol.preflight import Answer, Question, SpecFacts
+from lorad.spec.model import Spec
+
+_Result = TypeVar("_Result")
+PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
+END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
+
+
+async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None = None) -> SpecFacts:
+    """The facts that it found as the user of `uid`, the run's owner. Raises what it raised, SpecError when it takes too
+    long or falls over, and Conflict when too many of that user's wait.
+
+    It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where the
+    adapter lies that KL is measured against.
+    """
+    async with ctx.checks.turn(uid):
+        return await checked(ctx, spec, cwd, uid, reference)
+
+
+async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path | None) -> SpecFacts:
+    wanted = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
+    warm = any(
+        p.process.is_up and (p.setup.model, p.setup.trainer, p.setup.engine) == wanted for p in ctx.pools.values()
+    )
+    box = config.load(ctx.home.config)
+    question = Question(
+        spec=msgspec.to_builtins(spec),
+        cwd=cwd,
+        device=ctx.devices[0].kind,
+        devices=len(ctx.devices),
+        warm=warm,
+        backends=msgspec.to_builtins(box.backends, enc_hook=str),
+        reference=None if reference is None else str(reference),
+    )
+    user, argv = ctx.user(uid), [*ctx.commands.preflight]
+    env = {**(os.environ if user is None else user.environment), **ctx.commands.environment(ctx.home)}
+    env |= secrets_of(box)
+    argv = argv if user is None else user.command(argv, Path("/"))
+    try:
+        async with guarded(argv, env) as process, asyncio.timeout(ctx.patience.preflight):
+            output, errors = await exchanged(process, msgspec.json.encode(question))
+    except TimeoutError:
+        raise SpecError(f"the check of the spec took over {ctx.patience.preflight:.0f} s", hint=slow(spec)) from None
+    facts = answer(output, errors)
+    if ctx.home.config.exists():
+        ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends)
+    return facts
+
+
+@contextlib.asynccontextmanager
+async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[Process]:
+    """A process that ends, with whatever user code started from it, when this is left or the daemon is gone.
+
+    Its guard is the daemon's own, also where `argv` becomes another user: nobody but the daemon can end it.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = [sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), "--", *argv]
+            starting = asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=env,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+            # asyncio kills a process whose start is cancelled; this one is a guard, which then would end nothing
+            process, cancelled = await uncancelled(starting)
+        try:
+            if cancelled:
+                raise asyncio.CancelledError
+            yield process
+        finally:
+            await end(process)
+
+
+async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
+    """What it prints once it was asked. Raises SpecError when that is more than any check prints: it is user code."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(question)
+    process.stdin.close()
+    readers = [asyncio.create_task(all_of(stream)) for stream in (process.stdout, process.stderr)]
+    try:
+        output, errors = await asyncio.gather(*readers)
+        await process.wait()
+        return output, errors
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+async def all_of(stream: asyncio.StreamReader) -> bytes:
+    data = bytearray()
+    while chunk := await stream.read(1 << 16):
+        data += chunk
+        if len(data) > PRINTED_BYTES:
+            raise SpecError(f"the check of the spec printed over {PRINTED_BYTES >> 20} MiB", hint="Print less.")
+    return bytes(data)
+
+
+def slow(spec: Spec) -> str:
+    """What may take so long."""
+    path = Path(spec.model.path).expanduser()
+    if not spec.model.path.startswith("builtin:") and not path.exists():
+        name = spec.model.path.partition("@")[0]
+        return f"Is the model being downloaded? `hf download {name}` shows how far it is, and keeps what is there."
+    return "A reward module that works while it is imported, or a slow disk?"
+
+
+async def end(process: Process) -> None:
+    """Of a guard: when nothing is left of what it started, or nothing that can be killed. A daemon that ends waits for
+    it, too: a guard that is killed itself ends nothing more."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(guard.KILL_NOW)
+    _, cancelled = await uncancelled(ended(process))
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
+    """Finish `work` even if this task is cancelled meanwhile. Returns its result and whether that happened."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    return task.result(), cancelled
+
+
+async def ended(process: Process) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.gather(passed_over(process.stdout), passed_over(process.stderr), process.wait())
+    process._transport.close()  # type: ignore[attr-defined]
+
+
+async def passed_over(stream: asyncio.StreamReader | None) -> None:
+    while stream is not None and await stream.read(1 << 16):
+        pass
+
+
+def answer(output: bytes, errors: bytes) -> SpecFacts:
+    """The facts in the last line of the output. Raises SpecError for anything else: the process runs user code."""
+    lines = output.splitlines()
+    try:
+        found = msgspec.json.decode(lines[-1], type=Answer)
+    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = Answer()
+    if found.error is not None:
+        raise from_wire(msgspec.to_builtins(found.error))
+    if found.facts is None:
+        last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")
+    return found.facts

@@ -1,0 +1,185 @@
+"""What the KL penalty of a run is measured against, where that is an adapter: copied before the run exists.
+
+`algorithm.kl.reference` names the adapter that the run starts from (`start`), a version or a PEFT directory. The run
+keeps a copy of its own, `runs/<name>/reference/`, which nothing prunes: the other run may be removed, and a directory
+may change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.directory import TEMPORARY, discard, fsync, write_directory
+from lorad.adapters.peft import read_peft, write_peft
+from lorad.box.paths import RunDir
+from lorad.daemon.access import must_see
+from lorad.daemon.context import Context, request_of, run_dir
+from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.process.user_files import own_directory
+from lorad.daemon.process.users import Caller
+from lorad.daemon.runs.bases import bases_of
+from lorad.daemon.runs.create import expanded
+from lorad.daemon.runs.versions import await_files, find_version, in_hand
+from lorad.errors import AdapterRefused, Conflict, IntegrityError, LoradError, NotFound, SpecError, StorageError
+from lorad.protocol.journal import Reference
+from lorad.spec.model import Spec
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+KEY = "algorithm.kl.reference"
+VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
+
+
+class Staged(NamedTuple):
+    """A reference on its way into a run's directory. root: a directory of its own; model: see `refuse_other_model`."""
+
+    reference: Reference
+    root: Path
+    model: str = ""
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "reference"
+
+
+class Begins(NamedTuple):
+    """What a fork begins with. parent: the run that it comes from.
+
+    inherited: the parent's reference, where the fork goes by the name in the parent's spec. The parent's copy is taken:
+    the name may mean nothing any more.
+    """
+
+    directory: Path
+    parent: RunRow
+    inherited: Reference | None
+
+
+async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None) -> Staged | None:
+    """A copy of the spec's reference; None where that is the base, or there is no penalty. `discard` it in the end.
+
+    Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone), StorageError.
+    """
+    wanted = chosen(spec, is_fork=fork is not None)
+    if not spec.algorithm.kl.coef or wanted == "base":
+        return None
+    if fork is not None and fork.inherited is not None:
+        adapter = await read(ctx, fork.parent.owner_uid, run_dir(fork.parent).reference, wanted)
+        return await written(ctx, caller.uid, spec, adapter, fork.inherited)
+    if wanted == "start" or not VERSION.fullmatch(wanted):
+        place = fork.directory if fork and wanted == "start" else found(ctx, caller, spec, cwd, wanted)
+        return await written(ctx, caller.uid, spec, await read(ctx, caller.uid, place, wanted), Reference(wanted, ""))
+    return await of_version(ctx, caller, spec, wanted)
+
+
+def chosen(spec: Spec, *, is_fork: bool) -> str:
+    """`start` where the run starts from an adapter, unless it is said."""
+    starts = is_fork or spec.lora.adapter_path is not None
+    wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
+    if wanted == "start" and not starts:
+        hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
+        raise SpecError("start, but this run starts from no adapter", key=KEY, hint=hint)
+    return wanted
+
+
+def found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
+    """The directory that `start` or a path means."""
+    path = spec.lora.adapter_path if wanted == "start" else wanted
+    return Path(cwd) / expanded(str(path), ctx.user(caller.uid))
+
+
+async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> Staged:
+    """Raises as `staged` does; another's version is read as its owner, where the caller may see it."""
+    try:
+        version = find_version(ctx, wanted)
+    except NotFound as error:
+        hint = "`lorad adapters` shows which there are."
+        raise SpecError(f"there is no {wanted}: {error.message}", key=KEY, hint=hint) from None
+    run = must_see(ctx, caller, runs.get(ctx.store, version.run))
+    with in_hand(ctx, version):
+        await await_files(ctx, version)
+        adapter = await read(ctx, run.owner_uid, Path(version.path), wanted)
+    told = Reference(wanted, version.sha256, bases=bases_of(ctx, run))
+    made = await written(ctx, caller.uid, spec, adapter, told)
+    return made._replace(model=request_of(run).model_path)
+
+
+async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
+    """As the user of `uid`. Raises SpecError for what is no adapter."""
+    key = "lora.adapter_path" if wanted == "start" else KEY
+    try:
+        return await on_behalf(ctx, uid, read_peft, directory)
+    except AdapterRefused as error:
+        raise SpecError(error.message, key=key, hint=error.hint) from error
+    except OSError as error:
+        hint = f"{KEY} is start, base, a version (run@number) or a PEFT directory."
+        raise SpecError(f"{error.filename or directory}: {error.strerror}", key=key, hint=hint) from error
+
+
+async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
+    """In a directory of the user's. told: with the sha256 that the tensors must have, where that is known. Raises
+    IntegrityError, StorageError.
+    """
+    sha256 = await asyncio.to_thread(adapter.digest)
+    if told.sha256 not in ("", sha256):
+        raise IntegrityError(
+            f"{KEY}: the tensors of {told.name} have sha256 {sha256}, not {told.sha256}",
+            hint="Its files were replaced; use another version.",
+        )
+    root = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
+    made = Staged(replace(told, sha256=sha256), root)
+    try:
+        root.mkdir(mode=0o700)
+        if (user := ctx.user(uid)) is not None:
+            own_directory(root, user)
+        await on_behalf(ctx, uid, write, adapter, made, spec.model.path)
+    except OSError as error:
+        discard(root)
+        where = f"{error.filename or root}: {error.strerror}"
+        raise StorageError(where, hint="Free some space, or mend the permissions.") from error
+    except LoradError:
+        discard(root)
+        raise
+    return made
+
+
+def write(adapter: Adapter, made: Staged, model: str) -> None:
+    facts = {"reference": made.reference.name, "sha256": made.reference.sha256, "model": model}
+    write_directory(made.directory, lambda path: write_peft(adapter, path, model), facts)
+
+
+def refuse_other_model(made: Staged | None, model_path: str) -> None:
+    """Raises SpecError for a version of a run on another model. Whether the weights of one are still the same, the
+    driver sees.
+    """
+    if made is not None and made.model and Path(made.model).resolve() != Path(model_path).resolve():
+        raise SpecError(
+            f"{made.reference.name} is an adapter of {made.model}, not of {model_path}",
+            key=KEY,
+            hint="If both are the same model, export the version and give its directory.",
+        )
+
+
+def settle(made: Staged | None, directory: Path) -> None:
+    """The copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
+    own = RunDir(directory).reference
+    discard(own)  # of one that never came to be
+    if made is None:
+        return
+    try:
+        made.directory.rename(own)
+        fsync(directory)
+    except OSError as error:
+        raise Conflict(f"{own} cannot be made: {error.strerror}", hint="Choose another name.") from error
+
+
+def clear(made: Staged | None) -> None:
+    """Nothing is left of what was staged, whether it was settled or not."""
+    if made is not None:
+        discard(made.root)

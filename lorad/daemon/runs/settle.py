@@ -1,0 +1,152 @@
+"""How an attempt ended, once its driver is gone."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.pools.life import stop_pool
+from lorad.daemon.process.causes import in_words_of
+from lorad.daemon.process.processes import ProcessState, log_tail
+from lorad.daemon.queue.futile import excuse, pardon
+from lorad.daemon.queue.preempt import queue_again
+from lorad.daemon.queue.restart import MENDABLE, restart
+from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
+from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
+from lorad.daemon.runs.facts import end_of, last_facts
+from lorad.daemon.runs.take_in import is_told
+from lorad.errors import IntegrityError
+from lorad.states import EndReason, Move
+from lorad.store import runs
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+
+
+def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
+    """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
+    name = run.name
+    if (last := last_word(ctx, run, driver)) is None:
+        return
+    reason, detail = last
+    run = runs.get(ctx.store, name)
+    if reason is EndReason.STOPPED and run.detail:  # of who stopped it
+        detail = f"{run.detail}; {detail}"
+    log.info("run %s: attempt %d is over: %s: %s", name, run.attempt, reason, detail)
+    with ctx.store.write():
+        number, code, killer = run.attempt, driver.exit_code, driver.signal
+        runs.end_attempt(ctx.store, name, number, exit_code=code, signal=killer, reason=reason, detail=detail)
+        if reason is EndReason.STOPPED and run.wanted == "pause":
+            ctx.move(name, Move.PAUSE, detail=detail)
+            queue_again(ctx, run)
+        else:
+            ctx.move(name, Move.END, reason=reason, detail=detail)
+            if was_restarted(attempt_dir(run)):
+                pardon(ctx, run, "the machine was restarted")
+            elif reason is EndReason.LOST and is_without_pool(ctx, run):
+                excuse(ctx, run)
+            restart(ctx, run, reason)
+    if driver_lost_its_pool(run):
+        put_away(ctx, run)
+    ctx.pool_gone_since.pop(name, None)
+    ctx.last_words.pop(name, None)
+    ctx.cuts.pop((name, run.attempt), None)
+    ctx.signalled.pop(attempt_dir(run).root, None)
+    ctx.unpruned.add(name)  # `prune_again` deletes what is not kept
+
+
+def last_word(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str] | None:
+    """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was just moved. A
+    journal that is not to be believed makes the run fail. Raises OSError for one that cannot be read, unless the run is
+    to be killed.
+    """
+    reason, detail = verdict(ctx, run, driver)
+    try:
+        return (reason, detail) if is_told(ctx, run) and not ctx.store.is_moved else None
+    except IntegrityError as error:
+        runs.set_fields(ctx.store, run.name, wanted="stop")
+        return EndReason.FAILED, error.message
+    except OSError as error:
+        if run.wanted != "kill":
+            raise
+        return reason, f"{detail}; its journal cannot be read: {error}"
+
+
+def driver_lost_its_pool(run: RunRow) -> bool:
+    end = end_of(last_facts(run_dir(run).journal, run.attempt))
+    return end is not None and end.reason == EndReason.LOST
+
+
+def is_without_pool(ctx: Context, run: RunRow) -> bool:
+    """By what its driver said or what is seen."""
+    life = life_of(ctx, run)
+    return driver_lost_its_pool(run) or (life is not None and not life[1].is_up)
+
+
+def put_away(ctx: Context, run: RunRow) -> None:
+    """The next attempt would lose it too: a pool whose trainer or engine is gone takes seconds to end itself.
+
+    Not when it has begun anew for others in the meantime, nor when others work in it: perhaps only this run lost it,
+    and if not, they will all say so.
+    """
+    pool = ctx.pools.get(run.pool or "")
+    if pool is None or tenants_of(ctx, pool):
+        return
+    if pool.process.is_up and life_number(run) in (None, pool.number):
+        stop_pool(ctx, pool)
+
+
+def verdict(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str]:
+    """Why the attempt ended, and in words: what the driver said itself, else what was seen."""
+    if end := end_of(last_facts(run_dir(run).journal, run.attempt)):
+        known = end.reason in EndReason.__members__.values()
+        reason = EndReason(end.reason if known else "failed")
+        pool = pool_of_lost(ctx, run) if reason is EndReason.LOST else ""
+        found = in_words_of(end.detail) if reason in MENDABLE else None
+        return reason, "; ".join(filter(None, (end.detail, pool, end.hint or (found.advice if found else ""))))
+    if run.wanted == "kill":
+        return EndReason.KILLED, "killed on request"
+    never_began = driver.phase == "vanished" and driver.pid is None
+    if run.wanted and (driver.signal == signal.SIGTERM or never_began):
+        return EndReason.STOPPED, "stopped before its first step"
+    if words := by_force(attempt_dir(run), driver):
+        return (EndReason.STOPPED if run.wanted else EndReason.LOST), words
+    if words := pool_in_words(ctx, run):
+        return pool_reason(ctx, run), words
+    words, last = in_words(attempt_dir(run), driver, "the driver"), log_tail(attempt_dir(run).log)
+    return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
+
+
+def pool_of_lost(ctx: Context, run: RunRow) -> str:
+    """How the pool went that a driver says it lost; "" when that is not known."""
+    life = life_of(ctx, run)
+    if life is None:
+        return ""
+    return in_words(*life, f"pool {run.pool}") if life[1].is_over else killed_for(life[0])
+
+
+def pool_reason(ctx: Context, run: RunRow) -> EndReason:
+    """A pool that gave up before the run began made it fail; one that went away later, or was killed, lost it."""
+    began = bool(last_facts(run_dir(run).journal, run.attempt))
+    life = life_of(ctx, run)
+    by_itself = life is not None and not was_killed(life[1]) and not by_force(*life)
+    return EndReason.FAILED if by_itself and not began else EndReason.LOST
+
+
+def was_killed(process: ProcessState) -> bool:
+    """By a signal; or its shim was killed as well, and nobody knows more than that it had begun."""
+    return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
+
+
+def pool_in_words(ctx: Context, run: RunRow) -> str:
+    """How the run's pool went; "" while it is there."""
+    life = life_of(ctx, run)
+    if life is None:
+        return f"pool {run.pool} has lost its directory"
+    attempt, process = life
+    if process.is_up:
+        return ""
+    words, forced = in_words(attempt, process, f"pool {run.pool}"), by_force(attempt, process)
+    tail = "" if forced else log_tail(attempt.log, 5)
+    return words + (f"; its log ends:\n{tail}" if tail else "")

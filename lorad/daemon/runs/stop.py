@@ -1,0 +1,49 @@
+"""Ends drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver that misses its pool."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.process.processes import condemn
+from lorad.daemon.queue.tenants import life_of
+from lorad.states import RunState
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+
+
+def stop(ctx: Context, run: RunRow) -> None:
+    """Do to the driver of an active run what is wanted of it, once, and again when nothing comes of it."""
+    if run.state == RunState.STOPPING:
+        send(ctx, run, signal.SIGKILL if run.wanted == "kill" else signal.SIGTERM)
+    if is_pool_gone_for_long(ctx, run):
+        send(ctx, run, signal.SIGKILL)
+
+
+def send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
+    attempt = attempt_dir(run)
+    last, at = ctx.signalled.get(attempt.root, (0, 0.0))
+    if last == number and time.monotonic() - at < ctx.patience.signal_again:
+        return
+    if ctx.processes.inspect(attempt).phase == "absent":
+        condemn(attempt)
+    elif number == signal.SIGKILL:
+        if not ctx.processes.kill_group(attempt):
+            return
+    elif not ctx.processes.signal(attempt, number):
+        return
+    ctx.signalled[attempt.root] = (number, time.monotonic())
+    log.info("run %s: %s to its driver", run.name, number.name)
+
+
+def is_pool_gone_for_long(ctx: Context, run: RunRow) -> bool:
+    """The run's pool is over and its driver had time to notice. A run that has yet to begin has nothing to save."""
+    life = life_of(ctx, run)
+    if life is not None and (life[1].is_up or life[1].phase == "absent"):
+        ctx.pool_gone_since.pop(run.name, None)
+        return False
+    since = ctx.pool_gone_since.setdefault(run.name, time.monotonic())
+    return run.state == RunState.STARTING or time.monotonic() - since > ctx.patience.pool_gone

@@ -1,0 +1,189 @@
+"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep go on, the others stop.
+
+A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then go
+on. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at all.
+
+What was sampled before the first update says nothing about a run, so that no rung is before it and no such reward
+counts. Of ETA runs one goes on, and with it whoever has exactly the same score as the last one that does: none of equal
+runs is stopped by its name. (ASHA, Li et al., 2020, keeps by a threshold, too.)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from lorad.daemon.context import Context, spec_of
+from lorad.daemon.troubles import Item, each
+from lorad.errors import SpecError
+from lorad.spec.model import Spec
+from lorad.states import EndReason, Move, RunState
+from lorad.store import events, runs, sweeps
+from lorad.store.metrics import eval_score, mean_reward
+from lorad.store.rows import Halving, Rung, RunRow, SweepRow
+
+log = logging.getLogger("lorad.daemon")
+
+LAST_STEPS = 5  # whose mean reward counts
+ETA = 2
+METRICS = ("eval", "reward")
+
+
+class Wish(Struct, frozen=True):
+    """How to halve; None: to be chosen."""
+
+    eta: float | None = None
+    rungs: list[int] | None = None
+    metric: str | None = None
+
+
+class Point(NamedTuple):
+    """A run at a rung. score: None where there is none, as of one that failed."""
+
+    run: RunRow
+    score: float | None
+    in_race: bool
+
+
+def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
+    """Choose what the wish leaves open. Raises SpecError."""
+    eta, steps = wish.eta or ETA, min(spec.trainer.steps for spec in specs)
+    if not 1 < eta <= len(specs):
+        hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
+        raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
+    first = max(first_telling(spec) for spec in specs)
+    rungs = wish.rungs if wish.rungs is not None else usual_rungs(eta, len(specs), steps, first)
+    if not rungs or sorted(set(rungs)) != rungs or not 0 < rungs[0] <= rungs[-1] < steps:
+        hint = "Give numbers of steps that grow, all of them before the last step, or raise trainer.steps."
+        raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
+    every = max(spec.eval.every for spec in specs)
+    has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
+    metric = wish.metric or ("eval" if has_evals else "reward")
+    if metric not in METRICS:
+        raise SpecError(f"--metric {metric}: there is no such one", hint=f"Choose one of: {', '.join(METRICS)}.")
+    if metric == "eval" and not has_evals:
+        hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
+        raise SpecError(
+            f"{every} gives no evaluation up to the first rung, step {rungs[0]}", key="eval.every", hint=hint
+        )
+    if metric == "reward" and rungs[0] < first:
+        hint = f"Begin with step {first} or later, or use --metric eval."
+        raise SpecError(f"rung {rungs[0]}: rewards up to step {first - 1} are from before the first update", hint=hint)
+    return Halving(eta, rungs, metric)
+
+
+def first_telling(spec: Spec) -> int:
+    """The first step whose samples may come from an updated version."""
+    return 2 + spec.rollout.max_staleness
+
+
+def usual_rungs(eta: float, count: int, steps: int, first: int) -> list[int]:
+    """Steps over powers of eta, as many as it takes to come from `count` runs to one; none is before `first`."""
+    wanted = math.ceil(math.log(count, eta) - 1e-9)
+    return sorted({max(first, int(steps / eta**power)) for power in range(1, wanted + 1)})
+
+
+def halve(ctx: Context) -> None:
+    """Decide every rung that can be decided."""
+    each(ctx, decide, sweeps.undecided(ctx.store), lambda sweep: Item(f"sweep {sweep.sweep}"))
+
+
+def decide(ctx: Context, sweep: SweepRow) -> None:
+    """The next rung of a sweep, unless some run has yet to reach it."""
+    if (halving := sweep.halving) is None:
+        return
+    metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
+    there = set(sweeps.members(ctx.store, sweep.sweep))
+    names = [name for name in racing(ctx, sweep) if name in there]
+    entered = [runs.get(ctx.store, name) for name in names]
+    if not all(has_reached(ctx, run, step, metric) for run in entered):
+        return
+    ranked = sorted((point_at(ctx, run, step, metric) for run in entered), key=rank)
+    most = math.ceil(len(ranked) / halving.eta)
+    kept = with_ties([point for point in ranked if point.in_race], most)
+    settle(ctx, sweep, step, ranked, kept)
+
+
+def racing(ctx: Context, sweep: SweepRow) -> list[str]:
+    """The runs that the last rung kept."""
+    if sweep.rungs:
+        return sweep.rungs[-1].kept
+    return sweeps.members(ctx.store, sweep.sweep)
+
+
+def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
+    """Everything that it will say about its steps up to `step` is known."""
+    if run.state == RunState.ENDED or run.step > step:
+        return True
+    if run.step < step:
+        return False
+    every = spec_of(run).eval.every
+    return metric != "eval" or step % every != 0 or score_of(ctx, run.name, step, metric, at_step=True) is not None
+
+
+def point_at(ctx: Context, run: RunRow, step: int, metric: str) -> Point:
+    """A run that ended before it was done is out of the race; it has a score if it came that far."""
+    is_over = run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
+    score = None if run.step < step else score_of(ctx, run.name, step, metric)
+    return Point(run, score, not is_over)
+
+
+def rank(point: Point) -> tuple[bool, bool, float]:
+    return not point.in_race, point.score is None, -(point.score or 0.0)
+
+
+def with_ties(ranked: list[Point], most: int) -> list[Point]:
+    """The first `most`, and those after them with the score of the last of these."""
+    return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
+
+
+def score_of(ctx: Context, name: str, step: int, metric: str, *, at_step: bool = False) -> float | None:
+    """The newest evaluation up to `step` (at_step: just there), or the mean reward of the last steps up to it, of
+    those after the first update.
+    """
+    if metric == "eval":
+        return finite(eval_score(ctx.store, name, step if at_step else 0, step))
+    first = first_telling(spec_of(runs.get(ctx.store, name)))
+    return finite(mean_reward(ctx.store, name, first, step, LAST_STEPS))
+
+
+def finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
+
+
+def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: list[Point]) -> None:
+    best = next((point.score for point in ranked if point.score is not None), None)
+    stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
+    rung = Rung(
+        step=step,
+        kept=[point.run.name for point in kept],
+        stopped=[point.run.name for point in stopped],
+        scores={point.run.name: point.score for point in ranked},
+        at=time.time(),
+    )
+    with ctx.store.write():
+        sweeps.decide(ctx.store, sweep.sweep, rung)
+        events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))
+        for point in stopped:
+            end(ctx, point.run, f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}")
+    log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(point.run.name for point in kept))
+    ctx.waker.poke()
+
+
+def end(ctx: Context, run: RunRow, why: str) -> None:
+    """As `lorad stop`, with the reason in words; `settle` of the daemon adds what the driver says."""
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        ctx.move(run.name, Move.END, reason=EndReason.STOPPED, detail=why)
+        return
+    if run.state != RunState.STOPPING:
+        ctx.move(run.name, Move.STOP, detail=why)
+    if run.wanted != "kill":
+        runs.set_fields(ctx.store, run.name, wanted="stop", detail=why)
+
+
+def shown(score: float | None) -> str:
+    return "no score" if score is None else f"{score:.3g}"

@@ -1,0 +1,61 @@
+"""Journals are taken in as long as they are to be believed: that of another user's run is whatever that user wrote."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from lorad.daemon.context import Context, run_dir
+from lorad.daemon.process.user_files import refuse_strange_journal
+from lorad.errors import IntegrityError
+from lorad.protocol.journal import Record
+from lorad.states import Move, RunState
+from lorad.store import runs
+from lorad.store.ingest import Taken, ingest_some
+from lorad.store.rows import RunRow
+
+log = logging.getLogger("lorad.daemon")
+
+MOST_CUTS = 3  # of one attempt; a machine that crashed or a full disk cuts a record, once
+
+
+def take_in(ctx: Context, run: RunRow) -> Taken:
+    """A portion of what is new. Raises IntegrityError for what no driver of lorad does or writes; nothing after it is
+    taken in."""
+    refuse_strange_journal(run_dir(run), ctx.user(run.owner_uid))
+    taken = ingest_some(ctx.store, run.name, run_dir(run).journal)
+    if taken.is_again:
+        ctx.cuts[run.name, run.attempt] += 1
+        if ctx.cuts[run.name, run.attempt] > MOST_CUTS:
+            raise IntegrityError(f"the journal of run {run.name} is written anew again and again")
+    if taken.more:
+        ctx.waker.poke()
+    return taken
+
+
+def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
+    """A run that cannot be believed any more is killed: it would work on unseen. `settle` then says why."""
+    try:
+        return take_in(ctx, run).new
+    except IntegrityError as error:
+        if run.wanted != "kill":
+            log.error("run %s is ended: %s", run.name, error.message)
+            with ctx.store.write():
+                if run.state != RunState.STOPPING:
+                    ctx.move(run.name, Move.STOP, detail=error.message)
+                runs.set_fields(ctx.store, run.name, wanted="kill")
+        return []
+
+
+def is_told(ctx: Context, run: RunRow) -> bool:
+    """Whether all is taken in that the journal had when the driver was first seen to be gone; others may write on."""
+    size = ctx.last_words.setdefault(run.name, size_of(run_dir(run).journal))
+    taken = take_in(ctx, run)
+    return not taken.more or taken.offset >= size
+
+
+def size_of(journal: Path) -> int:
+    try:
+        return journal.stat().st_size
+    except OSError:
+        return 0

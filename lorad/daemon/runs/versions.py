@@ -1,0 +1,122 @@
+"""Which version somebody means, and that its files stay while they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lorad.adapters.directory import verify
+from lorad.adapters.peft import read_peft
+from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.life import refresh
+from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
+from lorad.states import RunState
+from lorad.store import aliases, runs
+from lorad.store.rows import AliasRow, VersionRow
+from lorad.store.versions import get_version
+
+WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
+POLL_SECONDS = 0.05
+
+
+def find_version(ctx: Context, name: str) -> VersionRow:
+    """An alias, `run@number`, or a run's name for its current version: what is first. Raises NotFound, SpecError."""
+    if alias := aliases.find(ctx.store, name):
+        return get_version(ctx.store, alias.run, alias.version)
+    run, at, number = name.partition("@")
+    if not at:
+        if (there := runs.find(ctx.store, run)) is None:
+            hint = "`lorad aliases` and `lorad list --all` show what there is."
+            raise NotFound(f"no alias and no run is named {run}", hint=hint)
+        current = there.version
+        if current is None:
+            raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` tells how far it is.")
+        return get_version(ctx.store, run, current)
+    if not re.fullmatch(r"[0-9]{1,9}", number):
+        raise SpecError(f"{name} is not a version", hint="A version is written run@number, as in sorter@12.")
+    return get_version(ctx.store, run, int(number))
+
+
+def name_of(version: VersionRow | AliasRow) -> str:
+    return f"{version.run}@{version.version}"
+
+
+@contextlib.contextmanager
+def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
+    """Nothing deletes its files and no pool is told to let it go meanwhile."""
+    name = name_of(version)
+    ctx.in_hand[name] += 1
+    try:
+        yield
+    finally:
+        ctx.in_hand[name] -= 1
+        if not ctx.in_hand[name]:
+            del ctx.in_hand[name]
+
+
+def is_loaded(ctx: Context, version: VersionRow) -> bool:
+    """In the engine of a pool, as far as it has said."""
+    name = name_of(version)
+    return any(name in pool.status.loaded for pool in heard(ctx, version.owner_uid) if pool.status)
+
+
+def heard(ctx: Context, owner_uid: int) -> list[Pool]:
+    """The pools that can have what is a user's: those of others in a shared daemon may say what they like."""
+    return [pool for pool in list(ctx.pools.values()) if not ctx.system or pool.setup.owner == owner_uid]
+
+
+def has_files(path: str | Path) -> bool:
+    """Of a version or a checkpoint. What its owner put there instead, as a link elsewhere, is not looked behind."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+async def await_files(ctx: Context, version: VersionRow) -> None:
+    """Until its directory is there, which a pool that has it in memory writes. Raises Conflict when none will be."""
+    deadline = time.monotonic() + WRITE_SECONDS
+    if not has_files(version.path):
+        await refresh(ctx)
+    while not has_files(version.path):
+        if time.monotonic() > deadline or not is_coming(ctx, version):
+            raise files_gone(version)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def await_bytes(ctx: Context, version: VersionRow) -> None:
+    """Until a pool can serve it: from memory or from its files. Raises Conflict when they are gone."""
+    if not is_loaded(ctx, version):
+        await await_files(ctx, version)
+
+
+def is_coming(ctx: Context, version: VersionRow) -> bool:
+    """Somebody may be writing its files: the pool that has it, for a run that works."""
+    run = runs.get(ctx.store, version.run)
+    return is_loaded(ctx, version) or (RunState(run.state).is_active and run.version == version.version)
+
+
+def files_gone(version: VersionRow) -> Conflict:
+    run = version.run
+    return Conflict(
+        f"the files of {name_of(version)} are gone: {version.path}",
+        hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how many stay.",
+    )
+
+
+def check_files(version: VersionRow) -> None:
+    """Re-hash its directory and its tensors. Raises IntegrityError, AdapterRefused."""
+    path = Path(version.path)
+    verify(path)
+    if (found := read_peft(path).digest()) != version.sha256:
+        raise IntegrityError(
+            f"{path}: its tensors have sha256 {found}, {name_of(version)} is {version.sha256}",
+            hint="Its files were replaced; use another version.",
+        )

@@ -1,0 +1,141 @@
+"""Requests that use a pool and are no runs: a pool is found or started for them, and their version loaded there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+
+from lorad.daemon.context import Context, request_of, spec_of
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
+from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
+from lorad.daemon.process.processes import log_tail
+from lorad.daemon.queue.place import room_for, setups_of
+from lorad.daemon.runs.versions import await_bytes, name_of
+from lorad.errors import AttestationFailed, Conflict, LoradError, PoolLost
+from lorad.protocol.calls import Attestation, Loaded, LoadVersion
+from lorad.protocol.connection import Connection
+from lorad.rl.tasks import TASKS
+from lorad.rl.tokenizer import has_chat_template
+from lorad.states import EndReason
+from lorad.store.rows import RunRow, VersionRow
+
+POLL_SECONDS = 0.1
+
+
+@contextlib.asynccontextmanager
+async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
+    """The pool of a run's base, up and answering, which stays so meanwhile. Raises Conflict (no device), PoolLost."""
+    pool = await admitted(ctx, run)
+    pool.guests += 1
+    try:
+        await ready(ctx, pool)
+        yield pool
+    finally:
+        pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
+        ctx.waker.poke()
+
+
+async def admitted(ctx: Context, run: RunRow) -> Pool:
+    """`pool_for`, when the idle pools that are in its way have stopped."""
+    deadline = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
+    while True:
+        try:
+            return pool_for(ctx, run)
+        except Conflict:
+            stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
+            if not (stopping or ctx.sights.since is not None) or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def pool_for(ctx: Context, run: RunRow) -> Pool:
+    """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
+    for pool in ctx.pools.values():
+        look_at_process(ctx, pool)
+        if pool.process.is_up and pool.stop_asked is None and fits(ctx, run, pool):
+            return pool
+    setups = {devices: setup for devices, (setup, _) in setups_of(ctx, run).items()}
+    devices, reason = room_for(ctx, setups)
+    if devices is None:
+        raise Conflict(f"no device is free for {run.name}'s base: {reason}", hint="Try again later.")
+    pool = find_or_make(ctx, setups[devices])
+    start_pool(ctx, pool)
+    return pool
+
+
+def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
+    """Whether the pool can serve versions of the run: with any number of threads, deterministic or not. False when none
+    can: its files are gone, or its backend or its GPUs."""
+    try:
+        setups = [setup for setup, _ in setups_of(ctx, run).values()]
+    except (OSError, msgspec.MsgspecError, LoradError):
+        return False
+    alike = {"threads": pool.setup.threads, "deterministic": pool.setup.deterministic}
+    return any(pool.setup.takes(msgspec.structs.replace(setup, **alike)) for setup in setups)
+
+
+async def ready(ctx: Context, pool: Pool) -> None:
+    """Until it has answered once. Raises PoolLost when it ends before, or takes too long."""
+    deadline = time.monotonic() + ctx.patience.pool_ready
+    while pool.status is None:
+        look_at_process(ctx, pool)
+        if not pool.process.is_up or time.monotonic() > deadline:
+            tail = log_tail(pool.attempt().log, 3)
+            raise PoolLost(f"pool {pool.id} {pool.process.in_words()} before it answered: {tail}", hint="Try again.")
+        await ask_status(ctx, pool)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
+    """Its verdict. Raises Conflict (its files are gone), and what the pool refuses; AttestationFailed among that."""
+    await await_bytes(ctx, version)
+    attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
+    await ask_status(ctx, pool)  # so that what is loaded is known
+    if attestation.verdict == "failed":
+        raise AttestationFailed(f"{name_of(version)}: {attestation.detail}", hint="Serve another version.")
+    return attestation
+
+
+def call_load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool) -> Attestation:
+    """Runs in a thread."""
+    return _attested(ctx, pool, "load_version", load_of(version, keep=keep))
+
+
+def call_attest_again(ctx: Context, pool: Pool, version: VersionRow) -> Attestation:
+    """Of a version that is loaded. Runs in a thread."""
+    return _attested(ctx, pool, "attest_again", load_of(version))
+
+
+def _attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attestation:
+    with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
+        loaded: Loaded = connection.call(verb, load)
+    return loaded.attestation
+
+
+def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
+    return LoadVersion(name_of(version), version.path, version.sha256, keep)
+
+
+@contextlib.contextmanager
+def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
+    """A daemon that ends aborts it."""
+    ctx.waiting.add(connection)
+    try:
+        yield
+    finally:
+        ctx.waiting.discard(connection)
+
+
+async def is_chat(ctx: Context, run: RunRow) -> bool:
+    """Whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
+    data = spec_of(run).data
+    learned = data.train not in TASKS or run.reason == EndReason.IMPORTED
+    if data.chat_template != "auto" or not learned:
+        return False
+    return await on_behalf(ctx, run.owner_uid, has_chat_template, Path(request_of(run).model_path))

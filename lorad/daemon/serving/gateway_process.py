@@ -1,0 +1,130 @@
+"""One gateway's process: started, adopted, started again when it dies or is to be another one, ended when it is not
+wanted. Everything is read off its attempt directories, so that a new daemon knows what the one before did."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context
+from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under, read_object, read_status
+from lorad.daemon.process.user_files import make_attempt, own_directory, passable
+from lorad.daemon.process.users import User
+from lorad.errors import StorageError
+from lorad.protocol.listener import answers
+
+log = logging.getLogger("lorad.daemon")
+
+SHORT_LIFE = 60.0  # seconds; after lives that were shorter there is a pause, which doubles
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds
+TERM_SECONDS = 60.0  # after SIGTERM, for its requests to end: SIGKILL
+KEPT = 5  # attempt directories
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """title: for logs. root: `attempts` lie there. arguments: behind the command. settings: others start it again.
+    user: whose it is; None: the daemon's own."""
+
+    title: str
+    root: Path
+    socket: Path
+    arguments: tuple[str, ...]
+    settings: Mapping[str, object]
+    environment: Mapping[str, str | None]
+    user: User | None = None
+
+    @property
+    def lives(self) -> list[AttemptDir]:
+        return list(attempts_under(self.root))
+
+
+def keep(ctx: Context, gateway: Gateway, *, wanted: bool) -> None:
+    """Start it when it is wanted, and watch it from then on. One that is not wanted any more is not started again.
+
+    Raises OSError, and StorageError when the status of its process cannot be read: that is done all the same."""
+    lives = gateway.lives
+    newest = lives[-1] if lives else None
+    state = ctx.processes.inspect(newest) if newest else ProcessState("absent")
+    if newest and state.is_up:
+        look_after(ctx, gateway, newest)
+    elif wanted and time.time() >= not_before(lives):
+        number = int(newest.root.name) + (state.phase != "absent") if newest else 1
+        start(ctx, gateway, AttemptDir(gateway.root / "attempts" / f"{number:04d}"))
+        for old in lives[:-KEPT]:
+            shutil.rmtree(old.root, ignore_errors=True)
+    if state.trouble:
+        raise StorageError(state.trouble, hint=DAMAGED)
+
+
+def not_before(lives: list[AttemptDir]) -> float:
+    """Unix time of the next start: at once after a long life, later and later after short ones in a row. An end that is
+    yet to come was written by a clock that was wrong, and keeps nobody waiting."""
+    pause, ended = 0.0, 0.0
+    for attempt in reversed(lives):
+        status = read_status(attempt)
+        if status is None or status["ended_at"] is None or status.get("started_at") is None:
+            break
+        ended = ended or status["ended_at"]
+        if status["ended_at"] - status["started_at"] > SHORT_LIFE:
+            break
+        pause = min(2 * pause or FIRST_PAUSE, LONGEST_PAUSE)
+    return 0.0 if ended > time.time() else ended + pause
+
+
+def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
+    """One with other settings than it would have now, or begun before the home was moved, makes room for the next."""
+    if not ctx.waker.is_watched(attempt.root):
+        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+        began = read_object(attempt.command)  # earlier versions did not write all of it
+        is_moved = began.get("home") not in (None, str(ctx.home.root))
+        if is_moved or began.get("gateway") not in (None, gateway.settings):
+            log.info("%s: config.yaml or the place of the home has changed, it is started again", gateway.title)
+            ctx.processes.signal(attempt, signal.SIGTERM)
+
+
+def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
+    """Raises OSError."""
+    if gateway.user is not None:
+        passable(gateway.root.parent, gateway.root)
+        own_directory(gateway.socket.parent, gateway.user)
+    make_attempt(attempt, gateway.user)
+    argv = [*ctx.commands.gateway, *gateway.arguments]
+    env = {**ctx.commands.environment(ctx.home), **gateway.environment}
+    about = {"role": "gateway", "attempt": int(attempt.root.name), "gateway": gateway.settings}
+    about |= {"home": str(ctx.home.root)}
+    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=gateway.user)
+    ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    log.info("%s: starting, life %s", gateway.title, attempt.root.name)
+
+
+def stop(ctx: Context, gateway: Gateway) -> bool:
+    """Ask it to end when its requests have; False when there is none."""
+    lives = gateway.lives
+    return bool(lives) and ctx.processes.signal(lives[-1], signal.SIGTERM)
+
+
+def put_away(ctx: Context, gateway: Gateway) -> None:
+    """`stop`, and insist when it is still there after a while. Repeat it until it is gone."""
+    lives = gateway.lives
+    if not lives or not ctx.processes.inspect(lives[-1]).is_up:
+        return
+    number, asked_at = ctx.signalled.get(lives[-1].root, (0, 0.0))
+    if number != signal.SIGTERM:
+        log.info("%s: nobody needs it any more", gateway.title)
+        ctx.signalled[lives[-1].root] = (signal.SIGTERM, time.monotonic())
+        ctx.processes.signal(lives[-1], signal.SIGTERM)
+    elif time.monotonic() - asked_at > TERM_SECONDS:
+        ctx.processes.kill_group(lives[-1])
+
+
+def is_up(ctx: Context, gateway: Gateway) -> bool:
+    """It answers."""
+    lives = gateway.lives
+    return bool(lives) and ctx.processes.inspect(lives[-1]).phase == "alive" and answers(gateway.socket)

@@ -1,0 +1,135 @@
+"""Which gateways there are, from the first alias, pin or served base on.
+
+Of one user: one. Of a shared daemon: a front, which is the daemon's and opens nothing of users; behind it one for each
+owner of what is served, which is that user's process and goes by their files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context
+from lorad.daemon.serving import gateway_process
+from lorad.daemon.serving.gateway_process import Gateway, is_up, keep, put_away
+from lorad.daemon.troubles import Item, each, guarded
+from lorad.protocol.listener import FOR_ALL
+from lorad.store.runs import owners_served
+from lorad.store.versions import is_anything_served
+
+UP_SECONDS = 15.0  # for its first answer
+UNWANTED_SECONDS = 600.0  # after which the gateway of an owner ends who has nothing to serve, and was not asked for
+
+
+def keep_gateways(ctx: Context) -> None:
+    """All of them, as far as they are wanted. What is wrong with that of one owner holds up no other."""
+
+    def keep_public(ctx: Context) -> None:
+        keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
+
+    def keep_owners(ctx: Context, uid: int) -> None:
+        if uid in wanted:
+            keep(ctx, gateway_of(ctx, uid), wanted=True)
+        else:
+            put_away(ctx, gateway_of(ctx, uid))
+
+    guarded(ctx, Item("the gateway"), keep_public)
+    if ctx.system:
+        known, wanted = owners_known(ctx), owners_wanted(ctx)
+        each(ctx, keep_owners, wanted | known, lambda uid: Item(f"the gateway of user {uid}", uid))
+
+
+def is_wanted(ctx: Context) -> bool:
+    return is_anything_served(ctx.store)
+
+
+def owners_wanted(ctx: Context) -> set[int]:
+    """Those who have something to serve, and those for whose versions somebody asked of late."""
+    recent = time.monotonic() - UNWANTED_SECONDS
+    asked = {uid for uid, at in ctx.gateways_asked.items() if at > recent}
+    return asked | owners_served(ctx.store)
+
+
+def owners_known(ctx: Context) -> set[int]:
+    """Those who have, or had, a gateway. A new daemon does not know who was asked for; what is up stays a while."""
+    owners = ctx.home.gateway / "owners"
+    there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
+    for uid in there - ctx.gateways_asked.keys():
+        lives = gateway_of(ctx, uid).lives
+        is_there = bool(lives) and ctx.processes.inspect(lives[-1]).is_up
+        ctx.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
+    return there
+
+
+def want_gateway_of(ctx: Context, uid: int) -> None:
+    """Have the gateway of an owner up, for a while."""
+    ctx.gateways_asked[uid] = time.monotonic()
+    if ctx.system and uid not in ctx.tables:
+        ctx.served += 1  # what is theirs is written down for it
+    ctx.waker.poke()
+
+
+def public_gateway(ctx: Context) -> Gateway:
+    """The one that everybody asks."""
+    settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
+    arguments, for_all = [str(ctx.home.root)], is_for_all(ctx)
+    if ctx.system:
+        settings |= {"for_all": for_all, "role": "front"}
+        arguments.append("front")
+    environment = {FOR_ALL: "1" if for_all else None}
+    return Gateway("gateway", ctx.home.gateway, ctx.home.gateway_socket, tuple(arguments), settings, environment)
+
+
+def gateway_of(ctx: Context, uid: int) -> Gateway:
+    """Of an owner, of a shared daemon."""
+    root, socket, user = ctx.home.gateway_of(uid), ctx.home.gateway_socket_of(uid), ctx.user(uid)
+    title = f"gateway of {user.name if user else uid}"
+    return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
+
+
+def is_for_all(ctx: Context) -> bool:
+    """Whoever may see a version may ask it, and where only owners do, they need a token."""
+    return ctx.system and ctx.config.sharing.read == "all"
+
+
+def gateways(ctx: Context) -> Iterator[Gateway]:
+    """All that there may be."""
+    yield public_gateway(ctx)
+    if ctx.system:
+        yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
+
+
+def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
+    """The newest life of each."""
+    for gateway in gateways(ctx):
+        yield from gateway.lives[-1:]
+
+
+def stop_gateway(ctx: Context) -> bool:
+    """Ask all to end when their requests have; False when there is none that everybody asks."""
+    public, *_ = [gateway_process.stop(ctx, gateway) for gateway in gateways(ctx)]
+    return public
+
+
+def gateway_socket(ctx: Context) -> str | None:
+    """Where the gateway answers now."""
+    gateway = public_gateway(ctx)
+    return str(gateway.socket) if is_up(ctx, gateway) else None
+
+
+def base_url(ctx: Context) -> str | None:
+    """Where the gateway listens on TCP, for clients that take a base URL; None where it does not."""
+    port = ctx.config.gateway.port
+    return f"http://127.0.0.1:{port}/v1" if port else None
+
+
+async def gateway_up(ctx: Context) -> None:
+    """Until it answers, or for as long as that should take."""
+    deadline = time.monotonic() + UP_SECONDS
+    ctx.waker.poke()
+    while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (sockets are polled)
+        await asyncio.sleep(0.05)

@@ -1,0 +1,122 @@
+"""Pools keep what is pinned and aliased: each pool that is up has those versions of its base, and no others, kept."""
+
+from __future__ import annotations
+
+import time
+
+from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool, Refusal
+from lorad.daemon.pools.as_owner import connection_to, in_thread
+from lorad.daemon.pools.life import ask_status
+from lorad.daemon.queue.tenants import room_in
+from lorad.daemon.runs.bases import refuse_other_base
+from lorad.daemon.runs.versions import name_of
+from lorad.daemon.serving.borrow_pool import call_load, fits, waited_for
+from lorad.daemon.troubles import each, of_pool
+from lorad.errors import LoradError
+from lorad.protocol.calls import LetGo
+from lorad.store import events, runs
+from lorad.store.rows import VersionRow
+from lorad.store.versions import exists, held_versions
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 3600.0  # seconds before a pool is asked again for what it refused
+
+
+def hold(ctx: Context) -> None:
+    """Begin to load what lacks and to let go what is too much, in every pool that has answered since the last look."""
+    each(ctx, hold_in, list(ctx.pools.values()), of_pool)
+
+
+def hold_in(ctx: Context, pool: Pool) -> None:
+    if pool.state != "ready":
+        pool.refusals.clear()
+        return
+    seen = pool.polled_at, ctx.served
+    if pool.held_at == seen or pool.is_holding:
+        return
+    lacking, spare = difference(ctx, pool)
+    pool.held_at = seen
+    if lacking or spare:
+        pool.is_holding = True
+        ctx.spawn(settle(ctx, pool, lacking, spare))
+
+
+def difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
+    """What is to be loaded, the first first, as far as there is room, and what is to be let go."""
+    kept = set(pool.status.kept if pool.status else [])
+    held = held_versions(ctx.store)
+    spare = sorted(kept - {name_of(row) for row in held} - set(ctx.in_hand))
+    missing = [row for row in held if name_of(row) not in kept and is_due(pool, name_of(row))]
+    at_home = {name for name in {row.run for row in missing} if fits(ctx, runs.get(ctx.store, name), pool)}
+    due = [row for row in missing if row.run in at_home]
+    return with_room(ctx, pool, due), spare
+
+
+def is_due(pool: Pool, name: str) -> bool:
+    refusal = pool.refusals.get(name)
+    return refusal is None or time.monotonic() >= refusal.not_before
+
+
+def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
+    """Those that fit beside the pool's runs; about the others a warning is told."""
+    if not lacking or pool.status is None:
+        return []
+    room, fitting = room_in(ctx, pool), []
+    versions, memory = room.versions, room.memory_used
+    for row in lacking:
+        is_there = name_of(row) in pool.status.loaded
+        versions, memory = versions + (not is_there), memory + (0 if is_there else row.bytes)
+        if not is_there and (versions > room.max_versions or (room.memory and memory > room.memory)):
+            versions, memory = versions - 1, memory - row.bytes
+            tell(ctx, pool, row, "it has no room left beside its runs")
+        else:
+            fitting.append(row)
+    return fitting
+
+
+async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
+    """What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere."""
+    try:
+        if spare:
+            await in_thread(ctx, pool.setup.owner, let_go, ctx, pool, spare)
+        for row in lacking:
+            try:
+                refuse_other_base(ctx, runs.get(ctx.store, row.run), pool)
+                attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, row, keep=True)
+                if attestation.verdict == "failed":
+                    raise LoradError(attestation.detail)
+                pool.refusals.pop(name_of(row), None)
+            except LoradError as error:
+                if pool.state == "ready":
+                    refuse(ctx, pool, row, error.message)
+        await ask_status(ctx, pool)
+    except (LoradError, OSError):
+        pass  # it ended
+    finally:
+        pool.is_holding = False
+        ctx.waker.poke()
+
+
+def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
+    """Runs in a thread."""
+    with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
+        for name in names:
+            connection.call("let_go", LetGo(name))
+
+
+def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
+    """Not to be tried for a while."""
+    name = name_of(row)
+    times = pool.refusals[name].times + 1 if name in pool.refusals else 1
+    pool.refusals[name] = Refusal(times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE))
+    tell(ctx, pool, row, why)
+
+
+def tell(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
+    """The run hears of it once."""
+    name = name_of(row)
+    held = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
+    message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"
+    if pool.told.get(name) != message and exists(ctx.store, row.run, row.version):
+        events.append(ctx.store, row.run, "warning", {"message": message})
+    pool.told[name] = message

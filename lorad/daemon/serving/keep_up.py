@@ -1,0 +1,96 @@
+"""Bases that are to be served: a pool of theirs is up whenever devices are free for it, and is not put away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from lorad.daemon.context import Context
+from lorad.daemon.pool import Pool
+from lorad.daemon.pools.life import look_at_process
+from lorad.daemon.serving.borrow_pool import fits, pool_for
+from lorad.daemon.troubles import each, of_run
+from lorad.errors import LoradError
+from lorad.states import RunState
+from lorad.store import events, runs
+from lorad.store.rows import RunRow
+
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0  # seconds before a pool that ended by itself is started again
+
+
+def keep_serving(ctx: Context) -> None:
+    """Look after the pool of every run that serves; say why one is not up."""
+    serves: dict[str, set[str]] = {}
+
+    def keep_run_serving(ctx: Context, run: RunRow) -> None:
+        pool = pool_of(ctx, run)
+        waiting = ""
+        if pool is None and RunState(run.state).is_over:
+            pool, waiting = brought_up(ctx, run)
+        if pool is not None:
+            serves.setdefault(pool.id, set()).add(run.name)
+        if RunState(run.state).is_over:
+            tell(ctx, run, pool, waiting)
+
+    each(ctx, keep_run_serving, runs.that_serve(ctx.store), of_run)
+    for pool in ctx.pools.values():
+        pool.serves = serves.get(pool.id, set())
+
+
+def pool_of(ctx: Context, run: RunRow) -> Pool | None:
+    """The pool that it was served in last, if that is up; a long life lets later deaths begin with a short pause."""
+    pool = ctx.pools.get(run.pool or "")
+    if pool is None:
+        return None
+    look_at_process(ctx, pool)
+    if not pool.process.is_up or pool.stop_asked is not None:
+        return None
+    if pool.state == "ready":
+        ctx.pauses.pop(run.name, None)
+    return pool
+
+
+def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
+    """A pool that is being started, or why there is none now."""
+    pause, not_before = ctx.pauses.get(run.name, (0.0, 0.0))
+    if time.monotonic() < not_before:
+        return None, run.waiting or "its pool is started again soon"
+    try:
+        pool = pool_for(ctx, run)
+    except LoradError as error:
+        return None, error.message
+    pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+    ctx.pauses[run.name] = pause, time.monotonic() + pause
+    runs.set_fields(ctx.store, run.name, pool=pool.id)
+    return pool, ""
+
+
+def tell(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
+    """In the run's row, and as an event when it changed."""
+    if waiting == run.waiting:
+        return
+    with ctx.store.write():
+        runs.set_fields(ctx.store, run.name, waiting=waiting)
+        told = {"waiting": waiting, "pool": pool.id if pool else None}
+        events.append(ctx.store, run.name, "serving", told)
+
+
+def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
+    """From now on `pool`, or one like it, is kept up for these runs."""
+    for name in names:
+        run = runs.get(ctx.store, name)
+        pool.serves.add(name)
+        is_home = RunState(run.state).is_over and fits(ctx, run, pool)
+        columns = {"pool": pool.id, "waiting": ""} if is_home else {}
+        runs.set_fields(ctx.store, name, serving=1, **columns)
+
+
+def end_serving(ctx: Context, names: Iterable[str]) -> None:
+    """Their pools may end when they are idle. Aliases stay, and what asks for them starts a pool."""
+    with ctx.store.write():
+        for name in names:
+            columns = {"waiting": ""} if RunState(runs.get(ctx.store, name).state).is_over else {}
+            runs.set_fields(ctx.store, name, serving=0, **columns)
+            ctx.pauses.pop(name, None)
+    for pool in ctx.pools.values():
+        pool.serves -= {*names}

@@ -1,0 +1,69 @@
+"""What gateways say about requests for aliases, from the small files that they write: see `lorad/protocol/traffic.py`.
+
+Of a shared daemon the file of an owner's gateway is that user's: it is read as them, and believed of aliases of their
+versions only. Whatever is wrong with a file, there are no figures, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from lorad.daemon.context import Context
+from lorad.daemon.pools.as_owner import on_behalf
+from lorad.daemon.serving.gateway_process import Gateway
+from lorad.daemon.serving.gateways import gateway_of, public_gateway
+from lorad.errors import LoradError
+from lorad.files import read_file
+from lorad.protocol.traffic import FILE, FILE_BYTES, Figures, Told
+from lorad.store import runs
+from lorad.store.rows import AliasRow
+
+READ_SECONDS = 0.25  # for a file of a user's, whose disk may hang
+NOBODY = -1
+Names = dict[str, Figures]
+
+
+async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
+    """By alias, of rows that have an alias and its run; None: no gateway tells."""
+    by_run = runs.owners_of_aliased(ctx.store) if ctx.system else {}
+    of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
+    uids = sorted({*of.values()})
+    told = dict(zip(uids, await asyncio.gather(*(told_by(ctx, uid) for uid in uids)), strict=True))
+    return {alias: figures(told[uid], alias) for alias, uid in of.items()}
+
+
+def figures(names: Names | None, alias: str) -> Figures | None:
+    """Zeros where it was not asked for yet."""
+    return None if names is None else names.get(alias, Figures())
+
+
+async def told_by(ctx: Context, uid: int) -> Names | None:
+    """By a gateway that is up."""
+    if ctx.system and uid == NOBODY:
+        return None
+    gateway = gateway_of(ctx, uid) if ctx.system else public_gateway(ctx)
+    path = gateway.socket.with_name(FILE) if ctx.system else gateway.root / FILE
+    if not is_there(ctx, gateway):
+        return None
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await on_behalf(ctx, uid, read, path)
+    except (OSError, LoradError):  # a timeout is an OSError
+        return None
+
+
+def is_there(ctx: Context, gateway: Gateway) -> bool:
+    lives = gateway.lives
+    return bool(lives) and ctx.processes.inspect(lives[-1]).phase == "alive"
+
+
+def read(path: Path) -> Names | None:
+    """Raises OSError."""
+    try:
+        return msgspec.json.decode(read_file(path, FILE_BYTES, links=False), type=Told).names
+    except (msgspec.MsgspecError, RecursionError):
+        return None

@@ -1,0 +1,1 @@
+"""Files of runs: prune checkpoints and versions, and delete what nothing refers to."""

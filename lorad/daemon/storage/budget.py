@@ -1,0 +1,137 @@
+"""Keeps a home within `disk_budget`: first what `lorad gc` deletes anyway goes, then what ended runs can spare.
+
+That is samples and versions that are neither pinned nor aliased, loaded, current or in a checkpoint that counts. What
+went is told in the log and to the run, as a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from lorad.adapters.directory import discard
+from lorad.daemon.context import Context, run_dir
+from lorad.daemon.storage.disk_usage import measure, used
+from lorad.daemon.storage.garbage import everything, still
+from lorad.daemon.storage.prune import VERSION, Doomed, age, delete, is_free, listed
+from lorad.daemon.usage import LOOK_SECONDS
+from lorad.states import RunState
+from lorad.store import events, runs
+from lorad.store.checkpoints import checkpoints
+from lorad.store.rows import RunRow
+from lorad.text import size as in_words
+
+log = logging.getLogger("lorad.daemon")
+
+AT_ONCE = 200  # runs that are looked at for what they can spare
+GONE = "disk"  # the event of what went
+
+
+def keep_budget(ctx: Context) -> None:
+    """Look now and then; whatever has to go goes in a task of its own."""
+    disk, now = ctx.disk, time.monotonic()
+    if disk.is_measuring or ctx.config.disk_budget is None or now - disk.measured_at < LOOK_SECONDS:
+        return
+    disk.measured_at, disk.is_measuring = now, True
+    ctx.spawn(look(ctx, ctx.config.disk_budget))
+
+
+async def look(ctx: Context, budget: int) -> None:
+    disk = ctx.disk
+    try:
+        disk.used = await asyncio.to_thread(used, [ctx.runs_root, ctx.home.root])
+        if disk.used > budget:
+            disk.used -= await make_room(ctx, disk.used - budget)
+        tell(ctx, disk.used, budget)
+    except OSError as error:
+        log.warning("the disk cannot be measured: %s", error)
+    finally:
+        disk.is_measuring = False
+
+
+async def make_room(ctx: Context, wanted: int) -> int:
+    """Delete what can go until `wanted` bytes are free, or nothing can: the bytes."""
+    freed, gone = 0, defaultdict[str, list[tuple[Doomed, int]]](list)
+    for group in (everything(ctx), spare(ctx)):
+        found = [item async for item in paced(group)]
+        sizes = await asyncio.to_thread(measure, found)
+        for item in found:
+            if freed >= wanted:
+                break
+            if item.path in sizes and is_still_free(ctx, item):
+                path = delete(ctx, item)
+                if path is not None:
+                    await asyncio.to_thread(discard, path)
+                freed += sizes[item.path]
+                gone[item.run].append((item, sizes[item.path]))
+    for run, items in gone.items():
+        report(ctx, run, items)
+    return freed
+
+
+async def paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
+    """The loop has its turn in between."""
+    for number, item in enumerate(items):
+        yield item
+        if number % 100 == 99:
+            await asyncio.sleep(0)
+
+
+def spare(ctx: Context) -> Iterator[Doomed]:
+    """Of the run that ended first: the oldest samples, all but the newest; then versions; then of the next run."""
+    names = runs.names_first_ended(ctx.store, AT_ONCE)
+    for name in names:
+        for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
+            yield Doomed(name, path, "samples", "disk_budget: the oldest samples of ended runs go first", True)
+    for name in names:
+        yield from versions(ctx, runs.get(ctx.store, name))
+
+
+def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
+    kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
+    for path in listed(run_dir(run).versions):
+        if VERSION.fullmatch(path.name) and int(path.name) not in kept and is_free(ctx, run, int(path.name)):
+            why = "disk_budget: nothing refers to this version of an ended run"
+            yield Doomed(run.name, path, "version", why, True)
+
+
+def is_still_free(ctx: Context, item: Doomed) -> bool:
+    """It took a while to measure it."""
+    if item.kind not in ("version", "samples"):
+        return bool(still(ctx, item.run, [item]))
+    run = runs.find(ctx.store, item.run)
+    if run is None or run.state != RunState.ENDED or not item.path.exists():
+        return False
+    return item.kind == "samples" or is_free(ctx, run, int(item.path.name))
+
+
+def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
+    """To the run, unless it is gone. What `lorad gc` would have deleted anyway stands in the log alone."""
+    spared = [(item, size) for item, size in items if item.for_budget]
+    if not spared or not runs.exists(ctx.store, run):
+        return
+    counts = defaultdict[str, int](int)
+    for item, _ in spared:
+        counts["files of samples" if item.kind == "samples" else "versions"] += 1
+    what = " and ".join(f"{count} {kind}" for kind, count in counts.items())
+    total = in_words(sum(size for _, size in spared))
+    message = f"the disk budget is used up: {what} of {run} were deleted ({total}); pins and aliases keep versions"
+    with ctx.store.write():
+        events.append(ctx.store, run, "warning", {"message": message})
+        events.append(ctx.store, run, GONE, {"bytes": sum(size for _, size in spared)} | counts)
+
+
+def tell(ctx: Context, used: int, budget: int) -> None:
+    """In the log, when it changed: nothing more can go, or all is well again."""
+    told = f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go" if used > budget else ""
+    if bool(told) != bool(ctx.disk.told):
+        log.warning("%s", told) if told else log.info("the home is within its disk budget again")
+    ctx.disk.told = told
+
+
+def was_spared(ctx: Context, run: str) -> bool:
+    """Whether some of its samples went for the disk budget."""
+    return events.has_kind(ctx.store, run, GONE)

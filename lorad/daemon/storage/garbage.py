@@ -1,0 +1,101 @@
+"""What `lorad gc` deletes: all that nothing can ask for, of runs, of pools and of what was removed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context, run_dir
+from lorad.daemon.pool import Pool
+from lorad.daemon.process.processes import attempts_under, is_locked
+from lorad.daemon.storage.prune import REMOVED, Doomed, doomed, listed
+from lorad.states import RunState
+from lorad.store import events, runs
+from lorad.store.rows import RunRow
+
+ORPHAN_SECONDS = 3600.0  # a run's directory is there before its row
+LIVES = 3  # of a pool, and attempts of a run that is over, whose logs stay
+POOL_SECONDS = 7 * 24 * 3600.0  # that a pool which ended is remembered
+
+
+def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
+    """of: only of runs for which it is true; None: of all, and of pools and runs that are gone."""
+    for name in runs.names(ctx.store):
+        run = runs.find(ctx.store, name)
+        if run is not None and (of is None or of(run)):
+            yield from doomed(ctx, run)
+            yield from old_logs(run)
+    if of is None:
+        yield from orphans(ctx)
+        yield from old_pools(ctx)
+
+
+def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
+    """Those of a run's items (of "": of no run) that nothing has asked for since they were found. Delete them before
+    anything is awaited."""
+    now: Iterable[Doomed] = ()
+    if not run:
+        now = (*orphans(ctx), *old_pools(ctx))
+    elif row := runs.find(ctx.store, run):
+        now = (*doomed(ctx, row), *old_logs(row))
+    known = {(item.kind, item.path) for item in now}
+    return [item for item in items if (item.kind, item.path) in known]
+
+
+def old_logs(run: RunRow) -> Iterator[Doomed]:
+    """Of attempts of a run that is over, all but the newest; what they were started with, and how they ended, stays."""
+    if not RunState(run.state).is_over:
+        return
+    for attempt in list(attempts_under(run_dir(run).root))[:-LIVES]:
+        if int(attempt.root.name) < run.attempt and not is_locked(attempt):
+            yield from logs_in(attempt, run.name, f"logs of the newest {LIVES} attempts stay")
+
+
+def logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
+    for path in (*listed(attempt.root), *(listed(attempt.work) if attempt.work != attempt.root else ())):
+        if path.is_file() and (path.name == "log" or path.name.endswith(".log")):
+            yield Doomed(run, path, "log", why)
+
+
+def orphans(ctx: Context) -> Iterator[Doomed]:
+    """Directories of runs that were removed. What no event tells of is left alone: the database may be an old one."""
+    known = {*runs.names(ctx.store)}
+    for path in sorted(ctx.runs_root.iterdir()):
+        if path.name.startswith(REMOVED) or (path.name not in known and was_removed(ctx, path)):
+            yield Doomed("", path, "run", "its run was removed")
+
+
+def was_removed(ctx: Context, path: Path) -> bool:
+    if not events.has_kind(ctx.store, path.name, "removed"):
+        return False
+    return path.is_dir() and time.time() - path.stat().st_mtime > ORPHAN_SECONDS
+
+
+def old_pools(ctx: Context) -> Iterator[Doomed]:
+    """Lives of pools before the newest few, and pools that ended long ago and that no run is to go on in."""
+    wanted = runs.pools_in_use(ctx.store)
+    for pool in list(ctx.pools.values()):
+        lives = list(attempts_under(pool.root))
+        if not pool.process.is_up and not is_used(pool) and pool.id not in wanted and has_ended(lives):
+            yield Doomed("", pool.root, "pool", f"the pool ended more than {POOL_SECONDS / 86400:.0f} days ago")
+            continue
+        for life in lives[:-LIVES]:
+            if not is_locked(life):
+                yield Doomed("", life.root, "life", f"the newest {LIVES} lives of pool {pool.id} stay")
+
+
+def is_used(pool: Pool) -> bool:
+    return bool(pool.guests or pool.serves or pool.stop_asked is not None)
+
+
+def has_ended(lives: Iterable[AttemptDir]) -> bool:
+    """Long ago, and nothing of it lives."""
+    lives = list(lives)
+    if not lives or any(is_locked(life) for life in lives):
+        return False
+    try:
+        return time.time() - lives[-1].status.stat().st_mtime > POOL_SECONDS
+    except OSError:
+        return False

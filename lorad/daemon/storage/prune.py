@@ -1,0 +1,246 @@
+"""Only the daemon deletes: checkpoints and version files that nothing can ask for, and leftovers of dead writers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lorad.adapters.directory import TEMPORARY, discard
+from lorad.box.paths import RunDir
+from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.daemon.pools.as_owner import in_thread
+from lorad.daemon.runs.versions import heard, is_loaded, name_of
+from lorad.daemon.troubles import Item, each
+from lorad.errors import Conflict, NotFound
+from lorad.states import RunState
+from lorad.store import aliases, runs
+from lorad.store.checkpoints import checkpoints, ever_made, mark_deleted
+from lorad.store.rows import CheckpointRow, RunRow
+from lorad.store.runs import attempts
+from lorad.store.versions import get_version
+
+log = logging.getLogger("lorad.daemon")
+
+REMOVED = ".removed-"  # directories of runs that are gone
+CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users' own
+SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
+VERSION = re.compile(r"[0-9]{1,12}")
+LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
+LISTED = 32768  # names of a directory that are looked at: whoever puts more there keeps them
+AT_ONCE = 256  # that go after one checkpoint; the rest goes after the next
+
+
+class Doomed(NamedTuple):
+    """What nothing can ask for.
+
+    run: empty where there is none any more.
+    for_budget: it goes only because the disk budget is used up.
+    """
+
+    run: str
+    path: Path
+    kind: Literal["checkpoint", "version", "samples", "leftover", "run", "log", "life", "pool"]
+    why: str
+    for_budget: bool = False
+
+
+def prune(ctx: Context, run: RunRow) -> None:
+    """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
+    ctx.unpruned.add(run.name)  # `prune_again` does what this cannot
+    if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
+        ctx.spawn(discarded(ctx, run.owner_uid, gone))
+    if not has_silent_pool(ctx, run):
+        ctx.unpruned.discard(run.name)
+
+
+def prune_again(ctx: Context) -> None:
+    """Prune the runs for which `prune` raised, and those whose versions a silent pool might have had."""
+
+    def prune_run(ctx: Context, name: str) -> None:
+        try:
+            run = runs.get(ctx.store, name)
+        except NotFound:
+            ctx.unpruned.discard(name)
+            return
+        if not has_silent_pool(ctx, run):
+            prune(ctx, run)
+
+    each(ctx, prune_run, sorted(ctx.unpruned), lambda name: Item(f"run {name}"))
+
+
+def has_silent_pool(ctx: Context, run: RunRow) -> bool:
+    """One that has yet to answer a new daemon may have loaded any version of the run."""
+    return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
+
+
+async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
+    """Of one who has too much under way, they go later, as leftovers."""
+    with contextlib.suppress(Conflict):
+        await in_thread(ctx, uid, discard_all, paths)
+
+
+def discard_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        discard(path)
+
+
+def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
+    if run.state not in (RunState.RUNNING, RunState.PAUSED, RunState.ENDED) or run.resume_step is not None:
+        return []
+    kept = checkpoints(ctx.store, run.name)[-spec_of(run).checkpoint.keep :]
+    paths = leftovers_in(run_dir(run), before=begun_at(ctx, run))
+    leftovers = [Doomed(run.name, path, "leftover", "its writer died") for path in paths]
+    return [*leftovers, *old_checkpoints(ctx, run, kept), *old_versions(ctx, run, kept), *old_samples(run)]
+
+
+def begun_at(ctx: Context, run: RunRow) -> float:
+    """What the attempt of a run that works began to write since then, it may still be writing."""
+    if run.state != RunState.RUNNING:
+        return time.time()
+    return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
+
+
+def old_checkpoints(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+    known = ever_made(ctx.store, run.name)
+    wanted = {(row.step, row.attempt) for row in kept}
+    why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
+    found = []
+    for name in names_in(run_dir(run).checkpoints):
+        path = run_dir(run).checkpoints / name
+        if (key := key_of(path)) is None:
+            continue
+        is_unknown = key not in known and key[1] == run.attempt  # its record is on its way
+        if key not in wanted and not is_unknown:
+            found.append(Doomed(run.name, path, "checkpoint", why))
+    return found
+
+
+def key_of(checkpoint: Path) -> tuple[int, int] | None:
+    """Step and attempt."""
+    match = CHECKPOINT.fullmatch(checkpoint.name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> list[Doomed]:
+    keep = spec_of(run).checkpoint.keep_versions
+    if not keep:
+        return []
+    directory, why = run_dir(run).versions, f"checkpoint.keep_versions is {keep}"
+    present = [name for name in names_in(directory) if VERSION.fullmatch(name)]
+    needed = {row.version for row in kept} | {run.version}
+    free = [name for name in present[:-keep] if int(name) not in needed and is_free(ctx, run, int(name))]
+    return [Doomed(run.name, directory / name, "version", why) for name in free]
+
+
+def is_free(ctx: Context, run: RunRow, number: int) -> bool:
+    """Nobody has pinned, aliased, loaded or in hand the version, and no alias would go back to it; one without a row
+    yet is on its way."""
+    if has_silent_pool(ctx, run):
+        return False
+    try:
+        row = get_version(ctx.store, run.name, number)
+    except NotFound:
+        return False
+    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.in_hand[name_of(row)]:
+        return False
+    return (run.name, number) not in aliases.rollbacks(ctx.store).values()
+
+
+def old_samples(run: RunRow) -> list[Doomed]:
+    keep = spec_of(run).checkpoint.keep_samples
+    names = names_in(run_dir(run).samples) if keep else []
+    old = sorted((run_dir(run).samples / name for name in names), key=age)[:-keep] if len(names) > keep else []
+    return [Doomed(run.name, path, "samples", f"checkpoint.keep_samples is {keep}") for path in old]
+
+
+def age(samples: Path) -> tuple[int, int]:
+    """Attempt and step: what a resume does again is newer than what it goes back behind. Strange files are oldest."""
+    match = SAMPLES.fullmatch(samples.stem)
+    return (int(match[2] or 0), int(match[1])) if match else (-1, -1)
+
+
+def delete(ctx: Context, item: Doomed) -> Path | None:
+    """Nobody finds it after this; what is to be discarded yet, if anything is. What its owner keeps from being deleted
+    stays, and holds up nothing else."""
+    log.info("deleting %s: %s", item.path, item.why)
+    try:
+        return _delete(ctx, item)
+    except OSError as error:
+        log.warning("%s cannot be deleted: %s", item.path, error.strerror)
+        return None
+
+
+def _delete(ctx: Context, item: Doomed) -> Path | None:
+    if item.kind in ("samples", "log"):
+        item.path.unlink(missing_ok=True)
+        return None
+    if item.kind == "pool":
+        ctx.pools.pop(item.path.name, None)
+    if item.kind in ("leftover", "run", "life", "pool"):
+        return item.path
+    if item.kind == "checkpoint" and (key := key_of(item.path)):
+        mark_deleted(ctx.store, item.run, *key)
+    return moved_away(item.path)
+
+
+def moved_away(path: Path) -> Path:
+    """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
+    gone = path.with_name(f"{TEMPORARY}{path.name}-deleted-{time.time_ns()}")
+    path.rename(gone)
+    return gone
+
+
+def sweep(directory: RunDir) -> None:
+    """Remove what writers left behind when they died."""
+    for path in leftovers_in(directory, before=time.time()):
+        discard(path)
+
+
+def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
+    parents = (directory.versions, directory.checkpoints)
+    found = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
+    if not found:
+        return []
+    since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
+    return [path for path in found if is_older(path, since)]
+
+
+def lag_of(directory: Path) -> float:
+    """Seconds by which the clock that stamps files there is behind this machine's: a file server has its own. Without
+    it a file that is being written would look like one whose writer died. Infinite where nothing can be written."""
+    probe = directory / f"{TEMPORARY}clock-{os.getpid()}"
+    try:
+        probe.touch(mode=0o600)
+        lag = time.time() - probe.stat().st_mtime
+        probe.unlink()
+        return lag
+    except OSError:
+        return math.inf
+
+
+def is_older(path: Path, since: float) -> bool:
+    try:
+        return path.lstat().st_mtime < since
+    except OSError:
+        return False
+
+
+def listed(parent: Path) -> list[Path]:
+    return [parent / name for name in names_in(parent)]
+
+
+def names_in(parent: Path) -> list[str]:
+    """In order, at most LISTED: the directory may be another user's. None where it cannot be read."""
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(entry.name for entry in islice(entries, LISTED))
+    except OSError:
+        return []

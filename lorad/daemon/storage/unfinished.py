@@ -1,0 +1,50 @@
+"""What an earlier daemon did not finish: runs that were being removed or made."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+from lorad.adapters.directory import TEMPORARY, discard
+from lorad.daemon.context import Context
+from lorad.daemon.storage.prune import REMOVED
+from lorad.store import runs
+
+log = logging.getLogger("lorad.daemon")
+
+
+def sweep_removed(ctx: Context) -> None:
+    """Finish what an earlier daemon had begun to delete, and take back what it had not said."""
+    for doomed in ctx.runs_root.glob(f"{REMOVED}*"):
+        name = doomed.name.removeprefix(REMOVED).rpartition("-")[0]
+        run = runs.find(ctx.store, name)
+        if run and Path(run.directory).parent == doomed.parent and not Path(run.directory).exists():
+            doomed.rename(run.directory)
+        else:
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep_half_made(ctx: Context) -> None:
+    """Delete directories of runs whose making an earlier daemon did not survive.
+
+    Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they are not
+    those of a run that an older copy of the database lacks.
+    """
+    known = {*runs.names(ctx.store)}
+    found = [path for path in ctx.runs_root.iterdir() if path.name not in known and is_half_made(path)]
+    journal = ctx.home.journal.read_bytes() if found and ctx.home.journal.exists() else b""
+    for path in found:
+        if f'"run":{json.dumps(path.name)}'.encode() not in journal:
+            log.warning("run %s: it was never made whole, and its directory is deleted", path.name)
+            discard(path)
+
+
+def is_half_made(path: Path) -> bool:
+    if path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink() or not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    files = ("spec.yaml", "spec.json", "request.json")
+    asked = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}
+    return bool(names) and names <= asked

@@ -1,0 +1,38 @@
+"""Now and then the logs of all that is alive are looked at: drivers, pools and gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.process.log_trim import cut_all
+from lorad.daemon.serving.gateways import living_gateways
+from lorad.states import ACTIVE
+from lorad.store import runs
+
+LOOK_SECONDS = 5.0
+
+
+def rotate(ctx: Context) -> None:
+    """Look at the sizes now and then, in a thread."""
+    now = time.monotonic()
+    if now - ctx.rotated_at < LOOK_SECONDS:
+        return
+    ctx.rotated_at = float("inf")  # two that cut the same log would mix it up
+    ctx.spawn(rotated(ctx, list(living(ctx))))
+
+
+async def rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
+    try:
+        await asyncio.to_thread(cut_all, attempts, ctx.config.supervision.log_bytes)
+    finally:
+        ctx.rotated_at = time.monotonic()
+
+
+def living(ctx: Context) -> Iterator[AttemptDir]:
+    yield from (attempt_dir(run) for run in runs.in_states(ctx.store, *ACTIVE))
+    yield from (pool.attempt() for pool in ctx.pools.values() if pool.process.is_up)
+    yield from living_gateways(ctx)

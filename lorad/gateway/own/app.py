@@ -1,0 +1,156 @@
+"""The routes: models, completions, chat completions; each answer names the version that made it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
+from lorad.errors import LoradError
+from lorad.gateway.access import Access
+from lorad.gateway.errors import from_lorad
+from lorad.gateway.guard import EVENT_STREAM, VERSION, answer, arrived, event, guard, send
+from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, Limits
+from lorad.gateway.models import add_models
+from lorad.gateway.own.bases import Bases, Peers
+from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
+from lorad.gateway.own.prompts import of_chat, of_completion
+from lorad.gateway.own.resolve import Resolver
+from lorad.gateway.own.shapes import ChatShape, CompletionShape, Shape
+from lorad.gateway.own.watchdog import watched
+from lorad.gateway.params import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatWish, CompletionWish, Wish, read
+from lorad.gateway.server import listening
+from lorad.gateway.traffic import Counted, Traffic, telling
+from lorad.protocol.traffic import FILE
+
+log = logging.getLogger(__name__)
+
+EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
+
+
+@dataclass
+class Gateway:
+    """What all requests share. has_front: who asks has looked the name up already, and says which version it means."""
+
+    resolver: Resolver
+    access: Access
+    bases: Bases = field(default_factory=Bases)
+    peers: Peers = field(default_factory=Peers)
+    limits: Limits = field(default_factory=Limits)
+    traffic: Traffic = field(default_factory=Traffic)
+    has_front: bool = False
+
+    @property
+    def generator(self) -> Generator:
+        return Generator(self.resolver, self.bases, self.peers)
+
+    def counted(self, wish: Wish) -> Counted:
+        """Around a request. A name that is in the table is counted whatever comes of it, others when they are found."""
+        counted, names = Counted(self.traffic, streams=wish.stream), self.resolver.names()
+        if wish.model in names.aliases or wish.model in names.versions:
+            counted.serves(wish.model)
+        return counted
+
+    def meant(self, request: web.Request) -> str | None:
+        return request.headers.get(VERSION) if self.has_front else None
+
+    async def close(self) -> None:
+        await self.peers.close()
+        self.resolver.close()
+
+
+@asynccontextmanager
+async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gateway]:
+    """The gateway of a home that belongs to one user."""
+    gateway = Gateway(Resolver(home, home.gateway / "table.json"), Access(settings.tokens))
+    told = telling(gateway.traffic, home.gateway / FILE)
+    try:
+        async with told, listening(make_app(gateway), home.gateway_socket, CONNECTIONS, port=settings.port):
+            yield gateway
+    finally:
+        await gateway.close()
+
+
+@asynccontextmanager
+async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
+    """The one of a user, this process's, behind the front of a shared home. When it hangs, it ends."""
+    resolver = Resolver(home, home.gateway_of(uid) / "table.json")
+    gateway = Gateway(resolver, Access(None), limits=Limits(MOST_REQUESTS, MOST_REQUESTS), has_front=True)
+    socket = home.gateway_socket_of(uid)
+    told = telling(gateway.traffic, socket.with_name(FILE))
+    try:
+        async with watched(), told, listening(make_app(gateway), socket, BEHIND_FRONT):
+            yield gateway
+    finally:
+        await gateway.close()
+
+
+def make_app(gateway: Gateway) -> web.Application:
+    app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(gateway.access, gateway.limits)])
+    add_models(app, gateway.resolver.table, gateway.access)
+    app.router.add_post("/v1/completions", partial(complete, gateway))
+    app.router.add_post("/v1/chat/completions", partial(chat, gateway))
+    return app
+
+
+async def complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body, meant = await arrived(request), gateway.meant(request)
+    wish = read(body, CompletionWish, NEUTRAL_COMPLETION)
+    asked = Asked(partial(of_completion, wish), wish.logprobs is not None, len(body), meant)
+    with gateway.counted(wish) as counted:
+        generation = await gateway.generator.open(wish, asked, counted)
+        shape = CompletionShape(wish, generation, logprobs=asked.logprobs, alternatives=bool(wish.logprobs))
+        return await told(request, wish, generation, shape, counted)
+
+
+async def chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body, meant = await arrived(request), gateway.meant(request)
+    wish = read(body, ChatWish, NEUTRAL_CHAT)
+    with gateway.counted(wish) as counted:
+        asked = Asked(partial(of_chat, wish), wish.logprobs, len(body), meant)
+        generation = await gateway.generator.open(wish, asked, counted)
+        return await told(request, wish, generation, ChatShape(wish, generation, logprobs=wish.logprobs), counted)
+
+
+async def told(
+    request: web.Request, wish: Wish, generation: Generation, shape: Shape, counted: Counted
+) -> web.StreamResponse:
+    headers = {VERSION: generation.served.name}
+    async with aclosing(generation.items):
+        if not wish.stream:
+            body = shape.whole(await gathered(generation))
+            counted.whole()
+            return answer(body, headers=headers)
+        response = web.StreamResponse(headers=EVENTS | headers)
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):  # the client has left; the pool is told by the end of `items`
+            await stream(response, generation, shape, counted)
+    return response
+
+
+async def stream(response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted) -> None:
+    """Server-sent events. What goes wrong now can only be told as one of them; then `[DONE]` is missing."""
+    try:
+        async with aclosing(generation.pieces()) as all_pieces:
+            async for pieces in all_pieces:
+                await tell(response, [chunk for piece in pieces for chunk in shape.chunks(piece)])
+        await tell(response, shape.last(), b"data: [DONE]\n\n")
+        counted.whole()
+    except LoradError as error:
+        counted.failed()
+        log.warning("a stream of %s ended: %s: %s", generation.served.name, type(error).__name__, error)
+        await tell(response, [from_lorad(error).body])
+    await response.write_eof()
+
+
+async def tell(response: web.StreamResponse, events: list[Any], end: bytes = b"") -> None:
+    if data := b"".join(map(event, events)) + end:
+        await send(response, data)

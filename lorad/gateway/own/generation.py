@@ -1,0 +1,191 @@
+"""One request in the pool: opened for the version that its name means, then pieces of its completions as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from lorad.errors import EngineGone, NotFound, PoolLost
+from lorad.gateway.limits import POOL_SECONDS
+from lorad.gateway.own.bases import Base, Bases, Peers
+from lorad.gateway.own.prompts import new_tokens, prompts
+from lorad.gateway.own.resolve import Resolver
+from lorad.gateway.own.text import Detokenizer, StopCutter
+from lorad.gateway.params import ChatWish, Wish
+from lorad.gateway.table import Served
+from lorad.gateway.traffic import Counted
+from lorad.protocol.batch import Chunk, Chunks, Prompt
+from lorad.protocol.calls import Generate
+
+INLINE = 1 << 14  # bytes of a request whose tokens are made without another thread
+
+Tokenize = Callable[[Base], list[list[int]]]
+
+
+class Token(NamedTuple):
+    """offset: of its text in that of the completion, in characters."""
+
+    text: str
+    logprob: float
+    offset: int
+
+
+class Piece(Struct, frozen=True):
+    """Some more of completion `index`. finish: stop or length, of its last piece."""
+
+    index: int
+    text: str
+    tokens: list[Token]
+    finish: str | None
+
+
+@dataclass
+class Completion:
+    """One of those that a request asked for."""
+
+    index: int
+    base: Base
+    detokenizer: Detokenizer
+    cutter: StopCutter
+    made: int = 0  # tokens
+    length: int = 0  # characters
+
+    def take(self, chunk: Chunk) -> Piece:
+        """Raises PoolLost when the pool ended it early."""
+        if chunk.finish == "abort":
+            raise PoolLost("the pool ended the request early", hint="Ask again.")
+        tokens = chunk.tokens.tolist()
+        self.made += len(tokens)
+        spoken = tokens[:-1] if chunk.finish == "stop" and tokens[-1:] and self._ends(tokens[-1]) else tokens
+        text, told = "", []
+        for place, token in enumerate(tokens):
+            told.append(Token(self.base.token_text(token), float(chunk.logprobs[place]), self.length + len(text)))
+            if place < len(spoken):
+                text += self.cutter.add(self.detokenizer.add([token]))
+        if chunk.finish is not None:
+            text += self.cutter.add(self.detokenizer.rest())
+            text += self.cutter.rest()
+        self.length += len(text)
+        return Piece(self.index, text, told, "stop" if chunk.finish and self.cutter.is_cut else chunk.finish)
+
+    def _ends(self, token: int) -> bool:
+        return token in self.base.tokenizer.eos_ids
+
+
+@dataclass
+class Generation:
+    """A request under way. items: of the pool, the first of which is there already."""
+
+    served: Served
+    prompts: list[Prompt]
+    completions: list[Completion]
+    first: Any
+    items: AsyncGenerator[Any, None]
+    counted: Counted
+    per_prompt: int = field(default=1)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens that were read and made, those of stop strings among them."""
+        read, made = sum(prompt.tokens.size for prompt in self.prompts), sum(c.made for c in self.completions)
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """As many at once as the pool sent. Closed early, the pool ends the request. Raises what the pool raises."""
+        async with aclosing(self.items):
+            item = self.first
+            while isinstance(item, Chunks):
+                if item.version != self.served.name:
+                    raise PoolLost(f"the pool answered with {item.version}, not {self.served.name}")
+                pieces = [self._completion(chunk).take(chunk) for chunk in item.split(self.prompts)]
+                self.counted.said(sum(len(piece.tokens) for piece in pieces))
+                yield pieces
+                item = await following(self.items)
+
+    def _completion(self, chunk: Chunk) -> Completion:
+        return self.completions[int(chunk.prompt) * self.per_prompt + chunk.index]
+
+
+class Asked(NamedTuple):
+    """What of a request its wish does not say. size: in bytes; meant: the version that its name was found to mean,
+    where that is known."""
+
+    tokenize: Tokenize
+    logprobs: bool
+    size: int
+    meant: str | None = None
+
+
+@dataclass
+class Generator:
+    """Opens generations."""
+
+    resolver: Resolver
+    bases: Bases
+    peers: Peers
+
+    async def open(self, wish: Wish, asked: Asked, counted: Counted) -> Generation:
+        """With the pool's first word. When the version is not there (any more), the name is looked up once more, as
+        nothing has been sent. Raises ApiError and LoradError."""
+        served, meant = await self.resolver.find(asked.meant or wish.model), asked.meant
+        try:
+            return await self._begin(served, wish, asked, counted)
+        except (NotFound, PoolLost, EngineGone):
+            is_known = meant is None or wish.model in self.resolver.names().aliases
+            served = await self.resolver.find_another(wish.model if is_known else str(meant), served)
+        return await self._begin(served, wish, asked, counted)
+
+    async def _begin(self, served: Served, wish: Wish, asked: Asked, counted: Counted) -> Generation:
+        counted.serves(wish.model, served.name)
+        if served.socket is None:
+            raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
+        base, peer = await self.bases.get(served.model_path), await self.peers.get(served.socket)
+        tokens = await tokenized(wish, asked, base)
+        most = new_tokens(wish, tokens, base, peer.max_tokens)
+        made = prompts(wish, tokens)
+        sampling = wish.sampling(most, tuple(base.tokenizer.eos_ids), logprobs=asked.logprobs)
+        items = peer.connection.stream("serve", Generate(served.name, made, sampling))
+        first = await following(items)
+        return Generation(served, made, completions(base, wish, len(made)), first, items, counted, wish.n)
+
+
+async def tokenized(wish: Wish, asked: Asked, base: Base) -> list[list[int]]:
+    """The prompts. Raises what `asked.tokenize` raises."""
+    if isinstance(wish, ChatWish):
+        async with base.rendering:
+            return await asyncio.to_thread(asked.tokenize, base)
+    return asked.tokenize(base) if asked.size < INLINE else await asyncio.to_thread(asked.tokenize, base)
+
+
+def completions(base: Base, wish: Wish, count: int) -> list[Completion]:
+    return [
+        Completion(index, base, Detokenizer(base.tokenizer), StopCutter(wish.stops)) for index in range(count * wish.n)
+    ]
+
+
+async def following(items: AsyncGenerator[Any, None]) -> Any:
+    """The next one. Raises PoolLost when the pool says nothing for too long."""
+    try:
+        async with asyncio.timeout(POOL_SECONDS):
+            return await anext(items)
+    except TimeoutError:
+        raise PoolLost(f"the pool said nothing for {POOL_SECONDS:.0f} s", hint="Ask again.") from None
+
+
+async def gathered(generation: Generation) -> Sequence[Piece]:
+    """Each completion as one piece, in order."""
+    texts: list[list[str]] = [[] for _ in generation.completions]
+    tokens: list[list[Token]] = [[] for _ in generation.completions]
+    finishes: list[str | None] = [None for _ in generation.completions]
+    async with aclosing(generation.pieces()) as all_pieces:
+        async for pieces in all_pieces:
+            for piece in pieces:
+                texts[piece.index].append(piece.text)
+                tokens[piece.index] += piece.tokens
+                finishes[piece.index] = piece.finish or finishes[piece.index]
+    return [Piece(index, "".join(text), tokens[index], finishes[index]) for index, text in enumerate(texts)]

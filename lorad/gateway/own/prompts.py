@@ -1,0 +1,100 @@
+"""Prompts of a request as tokens of the base that serves it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lorad.gateway.errors import ApiError, refused
+from lorad.gateway.limits import MOST_SAMPLES
+from lorad.gateway.own.bases import Base
+from lorad.gateway.params import ChatWish, CompletionWish, Wish
+from lorad.protocol.batch import Prompt
+
+SEEDS = 1 << 64
+DEFAULT_NEW_TOKENS = 16  # of a completion; a chat goes on as long as there is room
+
+
+def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
+    """A string, strings, tokens, or lists of tokens. Raises ApiError."""
+    given = wish.prompt
+    if isinstance(given, str):
+        given = [given]
+    if given and all(is_token(part) for part in given):
+        given = [given]
+    if given and all(isinstance(part, str) for part in given):
+        return base.tokenizer.encode_batch(given, special=True)
+    if not given or not all(isinstance(part, list) and all(map(is_token, part)) for part in given):
+        raise refused("prompt", "give a string, a list of strings, a list of tokens, or a list of lists of tokens.")
+    if any(not 0 <= token < base.vocab for part in given for token in part):
+        raise refused("prompt", f"tokens of this model are at least 0 and below {base.vocab}.")
+    return given
+
+
+def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
+    """Raises ApiError, and SpecError when the template refuses the messages."""
+    if not wish.messages:
+        raise refused("messages", "there are none.")
+    if not base.tokenizer.has_chat_template:
+        raise ApiError(400, "This model has no chat template: use /v1/completions.", param="messages")
+    text = base.tokenizer.chat([message(given) for given in wish.messages], wish.chat_template_kwargs)
+    return [base.tokenizer.encode(text)]
+
+
+def message(given: dict[str, Any]) -> dict[str, Any]:
+    """With its content as one string. Raises ApiError for what is no text."""
+    if not isinstance(given.get("role"), str):
+        raise refused("messages", "every message needs a role.")
+    for key in ("tool_calls", "function_call", "audio"):
+        if given.get(key):
+            raise refused("messages", f"{key} is not supported.", "unsupported_parameter")
+    content = given.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            raise refused("messages", "only content of type text is supported.", "unsupported_parameter")
+        content = "\n".join(part["text"] for part in content)  # as vLLM has it
+    if content is not None and not isinstance(content, str):
+        raise refused("messages", "content is a string, or a list of parts of type text.")
+    return {**given, "content": content or ""}
+
+
+def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: int) -> int:
+    """How many to make at most. Raises ApiError when they do not fit behind the prompts."""
+    limit, longest = min(limit, base.max_positions), max(map(len, tokens))
+    if min(map(len, tokens)) < 1:
+        raise refused("prompt", "a completion begins with at least one token.")
+    if len(tokens) * wish.n > MOST_SAMPLES:
+        raise refused("n", f"one request makes at most {MOST_SAMPLES} completions.")
+    if isinstance(wish, ChatWish):
+        wanted = wish.max_completion_tokens or wish.max_tokens or max(limit - longest, 1)
+    else:
+        wanted = wish.max_tokens or DEFAULT_NEW_TOKENS
+    if longest + wanted > limit:
+        raise ApiError(
+            400,
+            f"This model has room for {limit} tokens: {longest} of the prompt and {wanted} of the completion are more.",
+            param="messages" if isinstance(wish, ChatWish) else "prompt",
+            code="context_length_exceeded",
+        )
+    return wanted
+
+
+def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
+    """With a seed, completion i of any prompt has the seed + i, whatever else is asked for."""
+    first = secrets.randbits(64) if wish.seed is None else wish.seed
+    step = 0 if wish.seed is not None else wish.n
+    return [
+        Prompt(
+            str(place),
+            np.array(part, np.int32),
+            np.array([(first + place * step + i) % SEEDS for i in range(wish.n)], np.uint64),
+        )
+        for place, part in enumerate(tokens)
+    ]
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,75 @@
+"""From the name in a request to a version and the pool that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lorad.box.paths import Home
+from lorad.client.client import Client
+from lorad.errors import DaemonUnreachable, NotFound
+from lorad.gateway.errors import no_such_model
+from lorad.gateway.table import Names, Served, Table
+
+DAEMON_SECONDS = 120.0  # for the daemon to start a pool and load a version
+DAEMON_CALLS = 8  # at once
+REMEMBERED = 256  # versions that are in no table
+
+
+class Resolver:
+    """A request asks once and keeps the answer: it is served by one version from its first token to its last."""
+
+    def __init__(self, home: Home, table: Path) -> None:
+        self.table = Table(table)
+        self._client = Client(home, timeout=DAEMON_SECONDS)
+        self._threads = ThreadPoolExecutor(DAEMON_CALLS, thread_name_prefix="daemon")
+        self._asking: dict[tuple[str, str | None], asyncio.Task[Served]] = {}
+        self._others: OrderedDict[str, Served] = OrderedDict()
+
+    def names(self) -> Names:
+        return self.table.names()
+
+    async def find(self, model: str) -> Served:
+        """Raises ApiError (no such model), and what the daemon raises when it has to be asked."""
+        names = self.names()
+        served = names.versions.get(names.aliases.get(model, model)) or self._others.get(model)
+        return served if served and served.socket else await self.renew(model)
+
+    async def find_another(self, model: str, served: Served) -> Served:
+        """After what `find` gave was not there: what the name means since, else `renew`."""
+        again = await self.find(model)
+        return await self.renew(model) if again == served else again
+
+    async def renew(self, model: str) -> Served:
+        """Have the daemon start the pool and load the version. Raises as `find`."""
+        meant = self.names().aliases.get(model)  # a request after a swap never waits for an answer from before it
+        asking = self._asking.get((model, meant))
+        if asking is None:
+            asking = self._asking[model, meant] = asyncio.create_task(self._ask(model))
+            asking.add_done_callback(lambda _: self._asking.pop((model, meant)))
+        served = await asyncio.shield(asking)
+        if served.name == model:
+            self._others[model] = served
+            self._others.move_to_end(model)
+            while len(self._others) > REMEMBERED:
+                self._others.popitem(last=False)
+        return served
+
+    async def _ask(self, model: str) -> Served:
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await loop.run_in_executor(self._threads, self._client.serving, model)
+        except NotFound:
+            raise no_such_model(model) from None
+        except DaemonUnreachable:
+            names = self.names()
+            if model not in names.aliases and model not in names.versions and "@" not in model:
+                raise no_such_model(model) from None
+            raise
+        return Served(answer.run, answer.version, answer.sha256, answer.model_path, answer.socket)
+
+    def close(self) -> None:
+        self.table.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

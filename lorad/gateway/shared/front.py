@@ -1,0 +1,132 @@
+"""The front of a home that several users share: who asks, how much, and for whose version. That owner's own gateway,
+which runs as them, does the rest; no file of a user is opened here, and nothing of a model is in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from lorad.box.config import GatewaySettings
+from lorad.box.paths import Home
+from lorad.errors import PoolLost
+from lorad.gateway.access import Access
+from lorad.gateway.errors import ApiError, from_lorad, no_such_model
+from lorad.gateway.guard import EVENT_STREAM, VERSION, arrived, event, guard, send
+from lorad.gateway.limits import BODY_BYTES, CONNECTIONS, MOST_OF_ONE, Limits
+from lorad.gateway.models import add_models
+from lorad.gateway.params import unfit
+from lorad.gateway.server import listening
+from lorad.gateway.shared.owners import AGAIN, Owners
+from lorad.gateway.shared.routes import Routes
+from lorad.protocol.listener import FOR_ALL
+
+log = logging.getLogger(__name__)
+
+PASSED_ON = (VERSION, "Cache-Control", "Retry-After")
+MOST_FILES, FILES_OF_ONE = 1 << 16, 4  # file descriptors of this process; of a request, with room
+MOST_REQUESTS = 1 << 12  # of all users
+
+
+class Named(Struct):
+    """All that is read of a request."""
+
+    model: str
+
+
+@dataclass
+class Front:
+    routes: Routes
+    owners: Owners
+    access: Access
+    limits: Limits = field(default_factory=Limits)
+
+
+@asynccontextmanager
+async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front]:
+    for_all = os.environ.get(FOR_ALL) == "1"
+    routes = Routes(home)
+    limits = Limits(min(MOST_REQUESTS, files() // FILES_OF_ONE), MOST_OF_ONE)
+    front = Front(routes, Owners(home, routes), Access(settings.tokens, for_all=for_all, private=not for_all), limits)
+    mode = 0o666 if for_all else 0o600
+    try:
+        async with listening(make_app(front), home.gateway_socket, CONNECTIONS, mode=mode, port=settings.port):
+            yield front
+    finally:
+        await front.owners.close()
+        await routes.close()
+
+
+def files() -> int:
+    """How many this process may have open: as many as it may give itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
+
+
+def make_app(front: Front) -> web.Application:
+    app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard(front.access, front.limits)])
+    add_models(app, front.routes.table, front.access)
+    app.router.add_post("/v1/completions", partial(forward, front))
+    app.router.add_post("/v1/chat/completions", partial(forward, front))
+    return app
+
+
+async def forward(front: Front, request: web.Request) -> web.StreamResponse:
+    body = await arrived(request)
+    way = await front.routes.find(model := model_in(body))
+    if not front.access.viewer(request)(way.owner_uid):
+        raise no_such_model(model)
+    async with front.owners.asked(way, request.path, body) as answer:
+        return await passed_on(request, answer)
+
+
+def model_in(body: bytes) -> str:
+    """Raises ApiError."""
+    try:
+        return msgspec.json.decode(body, type=Named).model
+    except msgspec.ValidationError as error:
+        raise unfit(error) from None
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise ApiError(400, f"The body is not JSON: {error}.") from None
+
+
+async def passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Byte for byte, as they come. An answer that breaks off breaks off here as well; a stream says so first."""
+    is_stream = answer.content_type == EVENT_STREAM
+    kind = EVENT_STREAM if is_stream else "application/json"
+    headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+    response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind} | headers)
+    response.content_length = answer.content_length
+    await response.prepare(request)
+    with contextlib.suppress(ConnectionResetError):  # the client has left; the owner's gateway sees its own leave
+        try:
+            async for data in answer.content.iter_any():
+                await send(response, data)
+        except aiohttp.ClientError as error:
+            log.warning("an answer broke off: %s", error)
+            await broken_off(request, response, is_stream=is_stream)
+        await response.write_eof()
+    return response
+
+
+async def broken_off(request: web.Request, response: web.StreamResponse, *, is_stream: bool) -> None:
+    """Raises ConnectionResetError for what no word can be added to."""
+    if not is_stream:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the answer broke off")
+    error = PoolLost("the gateway of the version's owner went away", hint=AGAIN)
+    await send(response, b"\n\n" + event(from_lorad(error).body))

@@ -1,0 +1,91 @@
+"""From the name in a request to a version and whose it is, as the front of a shared home finds it: in the table, else
+by asking the daemon, which starts nothing for that and answers at once."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from lorad.box.paths import Home
+from lorad.client.shapes import ServingOwner
+from lorad.errors import DaemonUnreachable, NotFound, from_wire
+from lorad.gateway.errors import no_such_model
+from lorad.gateway.table import Table
+
+ASK_SECONDS = 10.0
+ASK_AT_ONCE = 32
+REMEMBERED = 1024  # versions that are in no table
+FRESH_SECONDS = 60.0  # the daemon keeps the gateway of an owner up who was asked about within some minutes
+
+
+class Way(NamedTuple):
+    version: str
+    owner_uid: int
+
+
+class Routes:
+    """All within one event loop; nothing here waits for what belongs to a user."""
+
+    def __init__(self, home: Home) -> None:
+        self.table = Table(home.gateway / "table.json")
+        self._socket = home.socket
+        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        connector = aiohttp.UnixConnector(str(home.socket), limit=ASK_AT_ONCE, force_close=True)
+        self._daemon = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._others: OrderedDict[str, tuple[Way, float]] = OrderedDict()
+
+    async def find(self, model: str) -> Way:
+        """Raises ApiError (no such model), and what the daemon raises."""
+        names = self.table.names()
+        served = names.versions.get(names.aliases.get(model, model))
+        if served is not None and served.owner_uid is not None:
+            return Way(served.name, served.owner_uid)
+        known, asked_at = self._others.get(model, (None, 0.0))
+        if known is not None and time.monotonic() - asked_at < FRESH_SECONDS:
+            return known
+        try:
+            return await self.ask(model)
+        except DaemonUnreachable:
+            if known is not None:
+                return known
+            if "@" not in model:
+                raise no_such_model(model) from None
+            raise
+
+    async def ask(self, model: str) -> Way:
+        """From now on the daemon has the gateway of the owner up. Raises ApiError and LoradError."""
+        try:
+            async with self._daemon.post("http://lorad/v1/serving/owner", json={"model": model}) as answer:
+                data = await answer.read()
+        except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
+            raise DaemonUnreachable(f"no daemon answers on {self._socket}: {error}") from error
+        try:
+            found = understood(answer.status, data)
+        except NotFound:
+            raise no_such_model(model) from None
+        way = Way(found.version, found.owner_uid)
+        if way.version == model:
+            self._others[model] = way, time.monotonic()
+            self._others.move_to_end(model)
+            while len(self._others) > REMEMBERED:
+                self._others.popitem(last=False)
+        return way
+
+    async def close(self) -> None:
+        self.table.close()
+        await self._daemon.close()
+
+
+def understood(status: int, data: bytes) -> ServingOwner:
+    """Raises the error that the daemon sent."""
+    try:
+        if status < 400:
+            return msgspec.json.decode(data, type=ServingOwner)
+        told: Any = msgspec.json.decode(data)["error"]
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise DaemonUnreachable(f"the daemon answered {status}: {data[:200]!r}") from error
+    raise from_wire(told)

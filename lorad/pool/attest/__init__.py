@@ -1,0 +1,1 @@
+"""A version serves what was trained: made sure of before anybody may ask for it."""

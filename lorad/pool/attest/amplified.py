@@ -1,0 +1,106 @@
+"""The amplified test of attestation: a copy with alpha x K in the engine, against the trainer's prediction of the same.
+
+K is a power of two, so that it rounds nothing, and so large that the change stands far above the engine's noise. Then
+rel and z (direct.py) show a dropped target, a doubled scale, a stale or garbled tensor, also where a direct comparison
+sees nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+from msgspec import Struct
+
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.direct import Limits, measure, resembles
+from lorad.protocol.calls import Attestation
+
+LEAST_SIGMAS, LEAST_NATS, MOST_NATS = 60.0, 2.0, 5.0  # of the amplified change, rms
+ROOM = 2.2  # the change may be so many times as large as it has to be
+MOST_TRIES, MOST_DOUBLINGS = 6, 24
+NOISE_RATIO, LEAST_LIMIT = 2.75, 0.4
+"""Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most the
+`Limits.amplified` of the dtype, and at least such a share of that."""
+
+GATE_SIGMAS = 50.0  # rms of the amplified change below which it proves nothing
+STEP_SIGMAS = 8.0  # L2 norm of the amplified step below which z proves nothing
+NEARLY = 1.5  # a rel of up to so many limits is looked at again before it is a failure
+
+
+class Prediction(Struct, frozen=True):
+    """What the trainer says of a version with alpha x `times`, float64 [T]. before: dt of the previous version with the
+    same alpha x `times`; zero where that is the base.
+    """
+
+    canaries: Canaries
+    times: float
+    now: np.ndarray
+    before: np.ndarray
+
+
+class Amplified(Struct, frozen=True):
+    """again: it is worth a second look on more canaries."""
+
+    verdict: Attestation
+    again: bool = False
+
+
+async def amplification(
+    score: Callable[[float], Awaitable[np.ndarray]], canaries: Canaries, sigma: float, begin: float
+) -> tuple[float, np.ndarray] | None:
+    """K and what `score(K)` says then. begin: a K to try first. None when the version changes nothing at all."""
+    least = max(LEAST_SIGMAS * sigma, LEAST_NATS)
+    found: dict[float, np.ndarray] = {}
+    sizes: dict[float, float] = {}
+    times = begin
+    for _ in range(MOST_TRIES):
+        found[times] = await score(times)
+        sizes[times] = float(np.sqrt(np.mean((found[times] - canaries.trainer) ** 2)))
+        if sizes[times] == 0 or not math.isfinite(sizes[times]):
+            return None
+        if least <= sizes[times] <= min(ROOM * least, MOST_NATS):
+            break
+        doublings = math.ceil(math.log2(least / sizes[times]))
+        times *= 2.0 ** max(-MOST_DOUBLINGS, min(MOST_DOUBLINGS, doublings))
+        if times in found or abs(math.log2(times)) > MOST_DOUBLINGS:
+            break
+    best = min(sizes, key=lambda k: abs(math.log(sizes[k] / (1.4 * min(least, MOST_NATS)))))
+    return best, found[best]
+
+
+def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) -> Amplified:
+    """The verdict on the copy. engine: its log-probabilities."""
+    if not (np.isfinite(engine).all() and np.isfinite(prediction.now).all()):
+        return Amplified(Attestation("failed", "amplified log-probabilities are not finite"))
+    facts = measure(prediction.canaries, engine, prediction.now, prediction.before, limits)
+    told = {f"amplified_{key}": facts[key] for key in ("rel", "slope", "z", "signal") if key in facts}
+    told["amplified"] = prediction.times
+    if facts["signal"] < GATE_SIGMAS * facts["sigma"]:
+        return Amplified(Attestation("inconclusive", _weak(prediction, facts), told), again=True)
+    noise = NOISE_RATIO * facts["sigma"] / facts["signal"]
+    limit = min(max(noise, LEAST_LIMIT * limits.amplified), limits.amplified)
+    if facts["rel"] > limit:
+        is_near = facts["rel"] <= NEARLY * limit
+        return Amplified(Attestation("failed", _wrong(prediction, facts, "rel", limit), told), is_near)
+    step = facts["step"] * np.sqrt(prediction.canaries.tokens)
+    if step < STEP_SIGMAS * facts["sigma"]:
+        detail = f"amplified {prediction.times:g} times: too close to the previous version to tell them apart"
+        return Amplified(Attestation("inconclusive", detail, told), again=step > 0)
+    if facts["z_error"] > limits.z:
+        return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), told))
+    detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
+    return Amplified(Attestation("passed", detail, told))
+
+
+def _weak(prediction: Prediction, facts: dict[str, float]) -> str:
+    return (
+        f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats rms, "
+        f"noise {facts['sigma']:.2g}"
+    )
+
+
+def _wrong(prediction: Prediction, facts: dict[str, float], key: str, limit: float) -> str:
+    name = {"rel": "rel", "z_error": "|z - 1|"}[key]
+    return f"amplified {prediction.times:g} times {resembles(facts)}: {name} {facts[key]:.3g}, at most {limit:.3g}"

@@ -1,0 +1,209 @@
+"""Attestation: whether the engine, asked for a version, serves exactly the adapter that the trainer exported.
+
+*Delivery*: the digest of what the engine received. *Direct comparison* (direct.py), which every server of the engine
+has to pass; where trainer and engine share a process and fp32 it suffices. Elsewhere also the *name test*
+(by_name.py), on every version, and the *amplified test* (amplified.py): when a run begins or is resumed, when the
+engine has come back and does not repeat its bits, on every k-th version, and on every version that is loaded from its
+files.
+
+What the first server said is kept: a part of the engine that has lost its memory (restart, wake) is compared with it
+before anybody is served by that part. Bit for bit the same, it is what was attested; else it has to be the same within
+the limits of the direct comparison, and the next version of each run is amplified again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
+from lorad.errors import AttestationFailed, NotFound
+from lorad.pool.attest.amplified import Amplified, Prediction, judge_amplified
+from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_between, same_bits
+from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, some_of
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, SEVERITY, Reference, judge, judge_again, worst
+from lorad.pool.attest.prediction import Predictor
+from lorad.pool.attest.temporary import Temporaries
+from lorad.pool.attest.verdict import Claim, Outcome
+from lorad.pool.phases import Phases
+from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
+from lorad.trainers.base import Policy, Trainer
+
+log = logging.getLogger(__name__)
+
+UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine tells what it did."
+
+
+class Sets(NamedTuple):
+    """Canaries of one size, and as many of them as tell enough."""
+
+    every: Canaries
+    few: Canaries
+
+
+class Attester:
+    """Attests on one engine and trainer; canaries are made once for each (count, tokens).
+
+    What needs the engine awake, or the trainer's base on its devices, takes its turn in `phases` where it says nothing
+    else. is_apart: engine and trainer are not one process with one base. returns: times that the engine came back and
+    did not repeat its bits; returned_the_same: the last time it did.
+    """
+
+    def __init__(
+        self, engine: Engine, trainer: Trainer, vocab_size: int, phases: Phases, *, is_apart: bool = False
+    ) -> None:
+        self._engine, self._trainer, self._vocab_size, self._phases = engine, trainer, vocab_size, phases
+        dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
+        self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
+        self.is_direct_enough = not is_apart and self.limits is FLOAT32
+        self.predictor = Predictor(trainer, self.limits.least_sigma)
+        self.returns, self.returned_the_same = 0, True
+        self._repeats = True  # the engine its bits, as far as is known
+        self._temporaries = Temporaries(engine)
+        self._canaries: dict[tuple[int, int], Sets] = {}
+        self._sampling = asyncio.Lock()
+        self._references: dict[str, Reference] = {}  # by the engine's name
+        engine.on_return(self.check)
+
+    @property
+    def places(self) -> int:
+        """Versions that the engine has to have room for while one is attested."""
+        return 1 if self.is_direct_enough else 2
+
+    async def canaries(self, count: int, tokens: int, run: str = "") -> Canaries:
+        """Raises AttestationFailed when engine and trainer do not hold the same base."""
+        return (await self._sets(count, tokens, run)).every
+
+    async def any_canaries(self) -> Canaries:
+        """As `canaries`, of whatever size: those that there are, if there are any."""
+        return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
+
+    def few(self, canaries: Canaries) -> Canaries:
+        """As many of them as tell enough for a direct comparison and a name."""
+        return next(sets.few for sets in self._canaries.values() if sets.every is canaries)
+
+    async def twice(self, canaries: Canaries, run: str = "") -> Canaries:
+        """Twice as many."""
+        count, tokens = next(size for size, sets in self._canaries.items() if sets.every is canaries)
+        return await self.canaries(2 * count, tokens, run)
+
+    async def _sets(self, count: int, tokens: int, run: str) -> Sets:
+        """The engine says last what it makes of them, so that from then on whatever returns is compared with that."""
+        async with self._sampling:
+            if (count, tokens) not in self._canaries:
+                async with self._phases.serving(run):
+                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
+                async with self._phases.with_base(run):
+                    trainer = await self._trainer.logprobs(Policy(), batch)
+                    few = some_of(batch, fewest(trainer, batch))
+                    trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
+                async with self._phases.serving(run), self._engine.settled():
+                    every = made = await measure_canaries(self._engine, trainer, batch)
+                    if few is not batch:
+                        made = await measure_canaries(self._engine, trainer_few, few)
+                    self._canaries[count, tokens] = Sets(every, made)
+                    await self._see_whether_it_repeats(every)
+        return self._canaries[count, tokens]
+
+    async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
+        """Whether `name` is what is claimed. To be called inside the same `Engine.settled` as the load."""
+        if (missing := await self.delivery(name, source.digest)) is not None:
+            return Outcome(missing)
+        canaries = claim.canaries
+        before = np.zeros_like(claim.trainer) if claim.previous is None else claim.previous
+        by_server = await self._scores(name, canaries)
+        direct = worst([judge(canaries, engine, claim.trainer, before, self.limits) for engine in by_server])
+        outcome = Outcome(direct)
+        if direct.verdict != "failed" and not self.is_direct_enough:
+            named = await self._named(name, source, claim, by_server)
+            amplified = None
+            if claim.prediction is not None and named.verdict != "failed":
+                amplified = await self.amplified(name, source, claim.prediction)
+            outcome = Outcome(direct, named, amplified)
+        if "failed" not in (direct.verdict, outcome.named and outcome.named.verdict):
+            self._references[name] = Reference(canaries, by_server[0], before)
+        return outcome
+
+    async def amplified(self, name: str, source: AdapterSource, prediction: Prediction) -> Amplified:
+        """The amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
+        assert source.adapter is not None
+        copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
+        async with self._temporaries.loaded(name, "amplified", copy) as temporary:
+            by_server = await self._scores(temporary, prediction.canaries)
+        found = [judge_amplified(prediction, engine, self.limits) for engine in by_server]
+        return max(found, key=lambda one: SEVERITY.index(one.verdict.verdict))
+
+    async def _named(self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]) -> Attestation:
+        async with self._temporaries.loaded(name, "copy", source) as temporary:
+            copied = await self._scores(temporary, claim.canaries)
+            if self._repeats and not same_bits(by_server, copied):
+                again = await self._scores(name, claim.canaries), await self._scores(temporary, claim.canaries)
+                self._repeats = same_bits(by_server, again[0]) and same_bits(copied, again[1])
+        previous = self._references.get(claim.previous_name)
+        is_comparable = previous is not None and previous.canaries is claim.canaries
+        others = Others(claim.canaries.engine, previous.engine if previous and is_comparable else None)
+        if self._repeats:
+            return judge_bits(by_server, copied, others)
+        signal = rms_between(by_server[0], others.base)
+        sigma = max(claim.canaries.sigma, self.limits.least_sigma)
+        return judge_within(by_server, copied, others, max(sigma, self.limits.rounding * signal))
+
+    async def _see_whether_it_repeats(self, canaries: Canaries) -> None:
+        if self.is_direct_enough or not self._repeats or self._engine.capabilities().bit_stable:
+            return
+        again = await self._scores(BASE, canaries)
+        self._repeats = np.array_equal(again[0], canaries.engine)
+        log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
+
+    def forget(self, name: str) -> None:
+        """It is not to be served any more."""
+        self._references.pop(name, None)
+
+    async def check(self, score: Scorer) -> None:
+        """Raises AttestationFailed unless `score` says of the base and of every version what the engine said before."""
+        is_same = True
+        for canaries in [sets.few for sets in self._canaries.values()]:
+            base = (await score(BASE, canaries.batch)).astype(np.float64)
+            is_same &= np.array_equal(base, canaries.engine)
+            then = Reference(canaries, canaries.engine, np.zeros_like(base))
+            _must_pass(BASE, judge_again(then, base, canaries.engine, self.limits))
+            for name, reference in list(self._references.items()):
+                if reference.canaries is canaries:
+                    is_same &= await self._check_version(name, reference, base, score)
+        self.returned_the_same = is_same
+        self.returns += not is_same
+
+    async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> bool:
+        """Whether it is the same bit for bit."""
+        try:
+            now = (await score(name, reference.canaries.batch)).astype(np.float64)
+        except NotFound:
+            if name in self._references:
+                raise
+            return True
+        _must_pass(name, judge_again(reference, now, base, self.limits))
+        return np.array_equal(now, reference.engine)
+
+    async def _scores(self, name: str, canaries: Canaries) -> list[np.ndarray]:
+        return [scores.astype(np.float64) for scores in await self._engine.scores(name, canaries.batch)]
+
+    async def delivery(self, name: str, digest: str) -> Attestation | None:
+        """None when the engine says that it holds `digest` under `name`."""
+        held = {version.name: version.digest for version in await self._engine.loaded()}
+        if name not in held:
+            return Attestation("failed", f"the engine does not hold {name} after loading it")
+        if held[name] != digest:
+            return Attestation("failed", f"the engine received sha256 {held[name]}, {digest} was exported")
+        return None
+
+
+def _must_pass(name: str, verdict: Attestation) -> None:
+    log.info("after a return of the engine, %s: %s: %s", name, verdict.verdict, verdict.detail)
+    if verdict.verdict == "failed":
+        raise AttestationFailed(
+            f"after its return the engine does not serve {name} as it did when that was attested: {verdict.detail}",
+            hint="Nothing was sampled from it since; the log of the engine tells what it did. Then resume the run.",
+        )

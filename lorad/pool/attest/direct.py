@@ -1,0 +1,156 @@
+"""The direct comparison of attestation.
+
+On canaries, the change that the version makes to the engine's log-probabilities, de, against the change that the
+trainer's slot makes to its own, dt (each side against its own base, so that most of their rounding drops out):
+
+    rel = |de - dt| / |dt|      slope = <de, dt> / |dt|^2      z = <de - dt(v-1), u> / |u|^2,  u = dt(v) - dt(v-1)
+
+rel sees wrong tensors; z, 1 for this version and 0 for the previous one, sees staleness, which rel misses late in a
+run. Both are as noisy as sigma (canaries.py) over the size of the change; their limits grow with it, so that noise
+alone fails nothing, and where they have grown too large to prove anything the verdict is inconclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.pool.attest.canaries import Canaries
+from lorad.protocol.calls import Attestation
+
+NOISE_FACTOR = 6.0  # limits, in units of what sigma alone explains
+DILUTION = 4.0  # the noise in u itself draws z towards 0 by about (noise / |u|)^2; so many times that
+
+
+class Limits(Struct, frozen=True):
+    """least_sigma: nats, for bases on which both sides agree bit for bit. rel: its limit without noise; rel_blind: the
+    limit beyond which rel proves nothing. largest, mean: of |engine - trainer| in nats; more where sigma or the change
+    is large: rounding is the mean difference as a share of the change's rms. amplified: the limit of rel in that test.
+    """
+
+    least_sigma: float
+    rel: float
+    rel_blind: float
+    largest: float
+    mean: float
+    rounding: float
+    amplified: float
+    z: float = 0.5
+
+
+FLOAT32 = Limits(least_sigma=2e-7, rel=5e-3, rel_blind=2e-2, largest=1e-4, mean=1e-5, rounding=1e-6, amplified=1e-4)
+BFLOAT16 = Limits(least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2)
+LARGEST_SIGMAS, MEAN_SIGMAS, LARGEST_TO_MEAN = 15.0, 2.0, 8.0
+SEVERITY = ("passed", "inconclusive", "failed")
+
+
+class Reference(Struct, frozen=True):
+    """What the engine said of a version when that was attested, float64 [T]. previous: dt of the version before it."""
+
+    canaries: Canaries
+    engine: np.ndarray
+    previous: np.ndarray
+
+
+def judge(
+    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
+) -> Attestation:
+    """The verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous: dt(v-1)."""
+    if not np.isfinite(engine).all():
+        return Attestation("failed", "the engine's log-probabilities are not finite")
+    if not np.isfinite(trainer).all():
+        return Attestation("failed", "the trainer's log-probabilities are not finite")
+    facts = measure(canaries, engine, trainer, previous, limits)
+    rounding = limits.rounding * facts["signal"]
+    largest = max(limits.largest, LARGEST_SIGMAS * facts["sigma"], LARGEST_TO_MEAN * rounding)
+    mean = max(limits.mean, MEAN_SIGMAS * facts["sigma"], rounding)
+    wrong = [
+        f"{what} {facts[key]:.3g}, at most {limit:.3g}"
+        for what, key, limit in (
+            ("largest difference", "largest", largest),
+            ("mean difference", "mean", mean),
+            ("rel", "rel", facts.get("rel_limit", 0.0)),
+            ("|z - 1|", "z_error", facts.get("z_limit", 0.0)),
+        )
+        if key in facts and facts[key] > limit
+    ]
+    if wrong:
+        return Attestation("failed", f"{resembles(facts)}: {'; '.join(wrong)}", facts)
+    return _passed_or_inconclusive(facts, limits)
+
+
+def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits: Limits) -> Attestation:
+    """The verdict on an engine that is compared with itself, which takes the place of the trainer.
+
+    now, base: what it says today of the version and of the base.
+    """
+    canaries = replace(reference.canaries, engine=base, trainer=reference.canaries.engine)
+    return judge(canaries, now, reference.engine, reference.previous, limits)
+
+
+def worst(verdicts: Sequence[Attestation]) -> Attestation:
+    """Of several servers', all of which have to pass."""
+    found = max(verdicts, key=lambda verdict: SEVERITY.index(verdict.verdict))
+    alike = sum(verdict.verdict == found.verdict for verdict in verdicts)
+    if alike == len(verdicts):
+        return found
+    return replace(found, detail=f"{found.detail} ({alike} of {len(verdicts)} servers)")
+
+
+def measure(
+    canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
+) -> dict[str, float]:
+    """The numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
+    de, dt = engine - canaries.engine, trainer - canaries.trainer
+    difference, u = np.abs(engine - trainer), dt - previous
+    sigma = max(canaries.sigma, limits.least_sigma)
+    noise = sigma * np.sqrt(canaries.tokens)  # the L2 norm of pure noise
+    norm, step = float(np.linalg.norm(dt)), float(np.linalg.norm(u))
+    facts = {
+        "sigma": sigma,
+        "signal": norm / np.sqrt(canaries.tokens),
+        "step": step / np.sqrt(canaries.tokens),
+        "largest": float(difference.max()),
+        "mean": float(difference.mean()),
+    }
+    if norm > 0:
+        facts["rel"] = float(np.linalg.norm(de - dt)) / norm
+        facts["rel_limit"] = max(limits.rel, NOISE_FACTOR * noise / norm)
+        facts["slope"] = float(de @ dt) / norm**2
+    if step > 0:
+        facts["z"] = float((de - previous) @ u) / step**2
+        facts["z_error"] = abs(facts["z"] - 1)
+        averaged, diluted = NOISE_FACTOR * sigma / step, DILUTION * (noise / step) ** 2
+        facts["z_limit"] = max(limits.z, averaged, diluted)
+    return {key: float(value) for key, value in facts.items()}
+
+
+def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestation:
+    numbers = f"signal {facts['signal']:.2g} nats rms, noise {facts['sigma']:.2g}"
+    if "rel" not in facts:
+        return Attestation("passed", f"it changes nothing yet; largest difference {facts['largest']:.2g} nats", facts)
+    if facts["rel_limit"] > limits.rel_blind:
+        return Attestation("inconclusive", f"delivered, but too little signal to tell more: {numbers}", facts)
+    if "z" in facts and facts["z_limit"] > limits.z:
+        step = f"step {facts['step']:.2g} nats rms, noise {facts['sigma']:.2g}"
+        return Attestation("inconclusive", f"delivered, but too close to the previous version: {step}", facts)
+    z = f", z {facts['z']:.3f}" if "z" in facts else ""
+    return Attestation("passed", f"rel {facts['rel']:.2g}{z}; {numbers}", facts)
+
+
+def resembles(facts: dict[str, float]) -> str:
+    """What the engine seems to serve instead, in words."""
+    if "rel" not in facts:
+        return "the engine does not answer like the base, which a fresh adapter equals"
+    slope, z = facts["slope"], facts.get("z", 1.0)
+    numbers = f"slope {slope:.3g}, z {z:.3g}"
+    if abs(slope) < 0.1:
+        return f"the engine answers like the base ({numbers})"
+    if abs(z) < 0.25:
+        return f"the engine answers like the previous version ({numbers})"
+    if 1.8 < slope < 2.2:
+        return f"the engine applies the adapter with twice its scale ({numbers})"
+    return f"the engine serves other tensors than were exported ({numbers})"

@@ -1,0 +1,71 @@
+"""What is claimed of a version, what the tests of its attestation found, and the verdict over all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lorad.pool.attest.amplified import Amplified, Prediction
+from lorad.pool.attest.canaries import Canaries
+from lorad.protocol.calls import Attestation
+
+
+class Claim(Struct, frozen=True):
+    """What the trainer says of a version that the engine is to serve.
+
+    trainer: its log-probabilities, float64 [T]. previous: dt(v-1); None: that is the base. previous_name: what the
+    engine calls it. prediction: for the amplified test; None: it is not made now. proven: `Attester.returns` when that
+    test passed last, with an earlier version of the run; None: it never has.
+    """
+
+    canaries: Canaries
+    trainer: np.ndarray
+    previous: np.ndarray | None = None
+    previous_name: str = ""
+    prediction: Prediction | None = None
+    proven: int | None = None
+
+    @property
+    def change(self) -> np.ndarray:
+        """dt of the version."""
+        change: np.ndarray = self.trainer - self.canaries.trainer
+        return change
+
+
+class Outcome(Struct, frozen=True):
+    """named, amplified: None where that test was not made."""
+
+    direct: Attestation
+    named: Attestation | None = None
+    amplified: Amplified | None = None
+
+    @property
+    def changes_nothing(self) -> bool:
+        """By the trainer's own word."""
+        return self.direct.verdict == "passed" and "rel" not in self.direct.facts
+
+    def wants_more(self, *, is_proven: bool) -> bool:
+        """Whether an amplified test, or one on more canaries, could tell what these could not; see `verdict`."""
+        if self.named is None or "failed" in (self.direct.verdict, self.named.verdict) or self.changes_nothing:
+            return False
+        if self.amplified is not None:
+            return self.amplified.again
+        return self.named.verdict == "inconclusive" or not is_proven
+
+    def verdict(self, *, is_proven: bool) -> Attestation:
+        """is_proven: the amplified test passed with an earlier version, and the engine has been the same since."""
+        parts = [self.direct, *([self.named] if self.named else [])]
+        parts += [self.amplified.verdict] if self.amplified else []
+        facts = {key: number for part in parts for key, number in part.facts.items()}
+        failed = next((part for part in parts if part.verdict == "failed"), None)
+        if failed is not None:
+            return replace(failed, facts=facts)
+        if self.named is None or self.changes_nothing:
+            return replace(self.direct, facts=facts)
+        is_known = is_proven if self.amplified is None else self.amplified.verdict.verdict == "passed"
+        if self.named.verdict == "passed" and (is_known or self.direct.verdict == "passed"):
+            parts = [part for part in parts if part.verdict == "passed"]
+            return Attestation("passed", "; ".join(part.detail for part in reversed(parts)), facts)
+        parts = [part for part in parts if part.verdict == "inconclusive"]
+        return Attestation("inconclusive", "; ".join(part.detail for part in reversed(parts)), facts)

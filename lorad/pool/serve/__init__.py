@@ -1,0 +1,1 @@
+"""Calls to a pool: frames in, one verb each, frames out."""

@@ -1,0 +1,112 @@
+"""A version on its way into the engine: loaded, attested, and looked at again where one look could not tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from lorad.engines.base import AdapterSource
+from lorad.errors import AttestationFailed, EngineGone
+from lorad.pool.attest.amplified import Prediction
+from lorad.pool.attest.attester import UNLOADED
+from lorad.pool.attest.verdict import Claim, Outcome
+from lorad.pool.loaded import Entry
+from lorad.pool.state import Pool
+from lorad.protocol.calls import Attestation
+
+TRIES = 3  # of an engine that dies and comes back
+
+Predict = Callable[[bool], Awaitable[Prediction | None]]
+"""What the trainer says of the version, amplified: on the canaries, or (True) on twice as many. Takes its own turn."""
+
+T = TypeVar("T")
+
+
+class Live(NamedTuple):
+    entry: Entry
+    outcome: Outcome
+    load_seconds: float
+    attest_seconds: float
+
+
+async def bring(
+    pool: Pool, version: str, source: AdapterSource, claim: Claim, predict: Predict, *, run: str = ""
+) -> Live:
+    """Loaded, and not failed: its verdict is in the entry. Nobody finds it before it is put into `pool.loaded`.
+
+    Raises AttestationFailed; then, and whatever else is raised, nothing of it is left.
+    """
+    live = await _patiently(lambda: _loaded(pool, version, source, claim, run))
+    begun = time.perf_counter()
+    try:
+        live = await _judged(pool, live, source, claim, predict, run)
+        if live.entry.verdict.verdict == "failed":
+            raise AttestationFailed(f"{version} failed its attestation: {live.entry.verdict.detail}", hint=UNLOADED)
+    except BaseException:
+        await pool.loaded.refuse(live.entry)
+        raise
+    return live._replace(attest_seconds=live.attest_seconds + time.perf_counter() - begun)
+
+
+async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predict) -> Attestation:
+    """The verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
+
+    async def looked_at() -> Live:
+        async with pool.phases.serving(), pool.engine.settled():
+            await pool.loaded.make_room(entry.version, pool.attester.places - 1)
+            return Live(entry, await pool.attester.attest(entry.engine_name, source, claim), 0.0, 0.0)
+
+    return (await _judged(pool, await _patiently(looked_at), source, claim, predict, "")).entry.verdict
+
+
+async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str) -> Live:
+    """With the verdict in its entry, after another look where that is wanted."""
+    if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
+        live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))
+    verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
+    live.entry.verdict = replace(verdict, delivered_sha256=live.entry.delivered)
+    return live
+
+
+async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:
+    """From the beginning when the engine died and has come back."""
+    tries = 0
+    while True:
+        try:
+            return await bring()
+        except EngineGone:
+            tries += 1
+            if tries == TRIES:
+                raise
+
+
+async def _loaded(pool: Pool, version: str, source: AdapterSource, claim: Claim, run: str) -> Live:
+    async with pool.phases.serving(run), pool.engine.settled():
+        await pool.loaded.make_room(version, pool.attester.places)
+        begun = time.perf_counter()
+        entry = await pool.loaded.publish(version, source)
+        loaded = time.perf_counter()
+        try:
+            outcome = await pool.attester.attest(entry.engine_name, source, claim)
+        except BaseException:
+            await pool.loaded.refuse(entry)
+            raise
+        return Live(entry, outcome, loaded - begun, time.perf_counter() - loaded)
+
+
+async def _looked_again(pool: Pool, live: Live, source: AdapterSource, predict: Predict, run: str) -> Outcome:
+    """Amplified, and where it has been already, on more canaries."""
+    prediction = await predict(live.outcome.amplified is not None)
+    if prediction is None:
+        return live.outcome
+
+    async def amplified() -> Outcome:
+        async with pool.phases.serving(run), pool.engine.settled():
+            await pool.loaded.make_room(live.entry.version, 1)
+            found = await pool.attester.amplified(live.entry.engine_name, source, prediction)
+        return replace(live.outcome, amplified=found)
+
+    return await _patiently(amplified)

@@ -1,0 +1,302 @@
+"""Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward, memory.
+
+`python -m lorad.preflight` reads a Question on stdin and prints an Answer, see
+`lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lorad.startup import quick_imports
+
+with quick_imports():
+    import msgspec
+    from safetensors import SafetensorError, safe_open
+
+    from lorad.adapters.adapter import AdapterConfig
+    from lorad.adapters.peft import outline, read_peft
+    from lorad.adapters.targets import leaf
+    from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
+    from lorad.backends.engine_registry import SERVERS
+    from lorad.backends.trainer_setup import modules_of, needs_base, targets_of
+    from lorad.box.config import Backend, Config, backends_of
+    from lorad.box.config import load as load_config
+    from lorad.box.paths import Home, default_home
+    from lorad.driver.rewards import Rewarder
+    from lorad.errors import AdapterRefused, SpecError, to_wire
+    from lorad.files import open_file, refuse_sparse
+    from lorad.models.directory import read_config, resolve, weight_files
+    from lorad.models.facts import ModelFacts, read_facts
+    from lorad.preflight.backends import check_backends, server_check
+    from lorad.preflight.memory import available_memory, base_memory, check_memory
+    from lorad.preflight.trainers import (
+        check_adapted,
+        check_devices,
+        check_fused,
+        check_shared,
+        check_sizes,
+        check_trainer,
+    )
+    from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
+    from lorad.rl.data import Dataset, Example, load_data, load_eval
+    from lorad.rl.doubts import doubts, refuse_contradictions
+    from lorad.rl.reward import ANSWERED
+    from lorad.rl.sources import read_rows
+    from lorad.rl.tasks import TASKS
+    from lorad.rl.tokenizer import Tokenizer
+    from lorad.spec.model import Spec, convert, fitted
+
+Shapes = dict[str, tuple[int, int]]
+OPENED_AS = "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
+SLOT_COPIES = 8  # of the adapter in fp32: weights, gradients, two moments; a snapshot; three versions in the engine
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
+
+
+def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
+    """As `checked`, which ends at the first thing that is wrong; what else is wrong on disk comes with it."""
+    try:
+        return checked(spec, cwd=cwd, **machine)
+    except SpecError as error:
+        others = {other.message: other for other in wrong_on_disk(spec, cwd) if other.message != error.message}
+        error.others = (*error.others, *others.values())
+        raise
+
+
+def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
+    """What the spec names and is not there, whatever else is wrong."""
+    looks: list[Callable[[], object]] = [
+        lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
+        *(partial(there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
+        lambda: Rewarder(spec.reward_spec, cwd),
+    ]
+    if spec.lora.adapter_path is not None:
+        looks.append(partial(read_peft, cwd / Path(spec.lora.adapter_path).expanduser()))
+    for look in looks:
+        try:
+            look()
+        except SpecError as error:
+            yield error
+        except (AdapterRefused, OSError):  # said by `checked`, once the rest is right
+            pass
+
+
+def there(source: str, cwd: Path) -> None:
+    """A builtin task, or a file that begins with a row. A hub dataset is not asked for. Raises SpecError."""
+    if source not in TASKS and Path(source).suffix.lower() in (".jsonl", ".parquet"):
+        next(iter(read_rows(source, "train", cwd)), None)
+
+
+def checked(
+    spec: Spec,
+    *,
+    cwd: Path,
+    device: str = "cpu",
+    devices: int = 1,
+    available: int | None = None,
+    warm: bool = False,
+    backends: dict[str, Backend] | None = None,
+    reference: Path | None = None,
+) -> SpecFacts:
+    """Check `spec` against the disk and the machine; the arguments are those of `Question`. Raises SpecError."""
+    box = load_config(Home(default_home()).config) if backends is None else Config(backends=backends)
+    refuse_contradictions(spec)
+    check_backends(spec, box)
+    check_devices(spec, device, devices)
+    told = check_trainer(spec, box, device)
+    directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
+    model = model_facts(spec, directory)
+    check_sizes(spec, model)
+    shapes = targets_of(spec.trainer.backend, model.linears)
+    told += check_adapted(spec, model, shapes)
+    adapter = adapter_config(spec, model)
+    check_fused(spec, adapter)
+    check_adapter(spec, adapter, shapes, cwd, directory)
+    spec = fitted(spec, model.max_positions)
+    size = sum(rows * columns for rows, columns in expected_shapes(adapter, shapes).values())
+    frozen = check_reference(reference, shapes) if reference is not None else 0
+    needed = 0 if warm else base_memory(spec, model, device)
+    needed += 4 * (size * SLOT_COPIES + frozen)
+    free = available_memory() if available is None and device == "cpu" else available
+    check_memory(needed, free, device, spec.pool.memory_fraction)
+    tokenizer = Tokenizer(directory)
+    data = load_data(spec.data.train, "train", spec.data, tokenizer, spec.seed, cwd)
+    held_out = load_eval(spec.data, tokenizer, spec.eval.problems, cwd) if spec.eval.every else []
+    check_reward(spec, data, cwd)
+    base = BaseFacts(
+        modules=[*adapter.modules],
+        linears=sorted({leaf(name) for name in model.linears}),
+        max_positions=model.max_positions,
+    )
+    if spec.rollout.backend in SERVERS:
+        told += server_check()(spec, box, base, directory, cwd, device=device, stop_token_ids=tokenizer.eos_ids)
+    return SpecFacts(
+        model_path=str(directory),
+        model_dtype=model.dtype,
+        parameters=model.parameters,
+        max_positions=base.max_positions,
+        linears=base.linears,
+        modules=base.modules,
+        adapter_parameters=size,
+        reference_parameters=frozen,
+        memory_needed=needed,
+        memory_available=free,
+        dataset_size=data.size,
+        dropped=data.dropped,
+        eval_size=len(held_out),
+        warnings=told + warnings(spec, adapter, tokenizer, data, held_out) + doubts(spec),
+    )
+
+
+def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
+    """As `resolve`, with relative paths from `cwd`."""
+    local = cwd / Path(path).expanduser()
+    found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
+    return resolve(found, any_architecture=any_architecture)
+
+
+def model_facts(spec: Spec, directory: Path) -> ModelFacts:
+    """Every weight file is as long as its header says; tensors are checked when they are loaded. Raises SpecError."""
+    if needs_base(spec):
+        read_config(directory)
+    check_weights(directory)
+    return read_facts(directory)
+
+
+def adapter_config(spec: Spec, model: ModelFacts) -> AdapterConfig:
+    lora = spec.lora
+    return AdapterConfig(lora.rank, float(lora.alpha), modules_of(spec, model), lora.rslora, lora.dropout)
+
+
+def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, model: Path) -> None:
+    """The adapter to start from exists, fits the base and is what the rest of `lora` says."""
+    if spec.lora.adapter_path is None:
+        return
+    try:
+        source = cwd / Path(spec.lora.adapter_path).expanduser()
+        refuse_unfit(outline(source), shapes)
+        found = read_peft(source, weight_files(model))
+        validate(found, shapes)
+    except AdapterRefused as error:
+        raise SpecError(error.message, key="lora.adapter_path", hint=error.hint) from error
+    for key in ("rank", "alpha", "rslora"):
+        there, here = getattr(found.config, key), getattr(wanted, key)
+        if there != here:
+            raise SpecError(f"{here} here but {there} in {spec.lora.adapter_path}", key=f"lora.{key}", hint=_SAME)
+    if differing := sorted(set(found.config.modules) ^ set(wanted.modules)):
+        lacking = "lora.target_modules" if differing[0] in found.config.modules else spec.lora.adapter_path
+        raise SpecError(
+            f"{len(differing)} modules differ from {spec.lora.adapter_path}: {lacking} lacks {differing[0]}",
+            key="lora.target_modules",
+            hint=_SAME,
+        )
+    check_shared(spec, found)
+
+
+def check_reference(directory: Path, shapes: Shapes) -> int:
+    """How many parameters the adapter has that KL is measured against. Raises SpecError unless it fits the base."""
+    try:
+        found = read_peft(directory)
+        validate(found, shapes)
+    except AdapterRefused as error:
+        raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
+    return sum(tensor.size for tensor in found.tensors.values())
+
+
+_SAME = "Give `lora` the values of that adapter, or leave adapter_path out."
+
+
+def check_weights(directory: Path) -> None:
+    """Every weight file is as long as its header says. Raises SpecError; tensors are checked when they are loaded."""
+    for path in weight_files(directory):
+        try:
+            with open_file(path) as file, safe_open(path, framework="np"):
+                refuse_sparse(file, path)
+        except (SafetensorError, OSError) as error:
+            told = getattr(error, "strerror", None) or error
+            raise SpecError(f"{path} is damaged: {told}", key="model.path", hint="Download or copy it again.") from None
+
+
+def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
+    """The reward can be loaded, and every row has what it asks for."""
+    name = spec.reward_spec.name
+    if unset := [variable for variable in spec.reward_spec.env if variable not in os.environ]:
+        hint = "Give it to the daemon, in its environment or by `secrets` of config.yaml; your shell's does not count."
+        raise SpecError(f"{', '.join(unset)} is not set where runs work", key="reward.env", hint=hint)
+    example = data.take(0, 1)[0]
+    with Rewarder(spec.reward_spec, cwd) as rewarder:
+        required = set(rewarder.start())
+    there = (SAMPLE_KEYS | set(example.row)) - (set() if data.has_answers else {"answer"})
+    if name in ANSWERED:
+        required.add("answer")
+    if missing := sorted(required - there):
+        hint = f"There is {', '.join(sorted(there))}; data.answer_key names the column of answers."
+        raise SpecError(f"{name} needs {', '.join(missing)}, which the data does not have", key="reward", hint=hint)
+
+
+def warnings(
+    spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
+) -> list[str]:
+    """What is allowed and probably not meant."""
+    found = {
+        "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
+        and spec.lora.adapter_path is None,
+        "lora.target_modules: attention alone learns less than with the MLP; all-linear adapts both": {
+            leaf(module) for module in adapter.modules
+        }
+        <= ATTENTION,
+        "model: its tokenizer names no end token; every sample will run to rollout.max_new_tokens": not (
+            tokenizer.eos_ids or spec.rollout.stop
+        ),
+        "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
+        and not held_out,
+        f"data: {data.dropped} prompts are longer than data.max_prompt_tokens and are left out": data.dropped > 0,
+        f"data: {data.size} prompts are fewer than data.prompts_per_step; a step sees some of them twice": data.size
+        is not None
+        and data.size < spec.data.prompts_per_step,
+    }
+    return [text for text, holds in found.items() if holds]
+
+
+def refused(error: Exception) -> Answer:
+    return Answer(error=msgspec.convert(to_wire(error), ErrorSaid))
+
+
+def main() -> int:
+    answers = os.dup(1)  # user code is imported here: whatever it and what it starts print goes to stderr
+    os.dup2(2, 1)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+            facts = preflight(
+                convert(request.spec),
+                cwd=Path(request.cwd),
+                device=request.device,
+                devices=request.devices,
+                available=request.available,
+                warm=request.warm,
+                backends=None if request.backends is None else backends_of(request.backends),
+                reference=None if request.reference is None else Path(request.reference),
+            )
+            answer = Answer(facts=facts)
+        except OSError as error:
+            told = SpecError(f"{error.filename or 'a file'}: {error.strerror or error}", hint=OPENED_AS)
+            answer = refused(told)
+        except Exception as error:
+            traceback.print_exc()
+            answer = refused(error)
+    with open(answers, "wb") as file:
+        file.write(b"\n" + msgspec.json.encode(answer) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

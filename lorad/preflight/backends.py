@@ -1,0 +1,135 @@
+"""Backends of a spec, looked at before anything starts: their names, and the keys that are for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from lorad.backends import engine_registry as engines
+from lorad.backends import trainer_registry as trainers
+from lorad.box.config import Config
+from lorad.errors import SpecError
+from lorad.preflight.trainers import check_trainer_keys
+from lorad.protocol.servers import UNIX
+from lorad.spec.model import Spec
+
+SERVER_NAMES = " or ".join(sorted(engines.SERVERS))
+KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
+
+
+def check_backends(spec: Spec, config: Config) -> None:
+    """What the spec and config.yaml tell alone. Raises SpecError.
+
+    For a backend that is neither built in nor configured, and for keys and modes that are for other backends.
+    """
+    check_name("trainer.backend", spec.trainer.backend, trainers.BACKENDS, config, "trainer")
+    check_name("rollout.backend", spec.rollout.backend, engines.BACKENDS, config, "engine")
+    check_trainer_keys(spec)
+    if spec.rollout.backend in engines.SERVERS:
+        check_server_keys(spec)
+    else:
+        check_other_keys(spec)
+
+
+def server_check() -> Callable[..., list[str]]:
+    """`check_server`, imported where it is needed: its HTTP client takes as long as all the rest of a preflight."""
+    from lorad.preflight.servers import check_server
+
+    return check_server
+
+
+def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: str) -> None:
+    """It is one of `known`, or config.yaml gives it a class of this kind (`trainer`, `engine`)."""
+    there = {*known, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
+    if name not in there:
+        others = f"{', '.join(sorted(there))}; config.yaml can name others, each with the class of its {kind}"
+        raise SpecError(f"no backend {name!r}", key=key, hint=f"There is {others}.")
+
+
+def check_other_keys(spec: Spec) -> None:
+    """Nothing is there for servers where the engine is none."""
+    rollout, backend = spec.rollout, spec.rollout.backend
+    default = type(rollout)()
+    for key in KEYS_OF_SERVERS:
+        if getattr(rollout, key) != getattr(default, key):
+            raise SpecError(
+                f"the {backend} engine is no server, this would do nothing",
+                key=f"rollout.{key}",
+                hint=f"Leave it out, or take the rollout.backend that it is for: {SERVER_NAMES}.",
+            )
+    if rollout.engine_args and backend == "builtin":
+        given = ", ".join(rollout.engine_args)
+        raise SpecError(
+            f"the builtin engine takes none, {given} would do nothing",
+            key="rollout.engine_args",
+            hint="Leave them out, or name the rollout.backend that they are for.",
+        )
+    if spec.trainer.backend in trainers.RANKED and spec.pool.mode == "timesliced":
+        raise SpecError(
+            f"timesliced is for an engine that can sleep, the {backend} engine cannot",
+            key="pool.mode",
+            hint=f"Leave it out (auto is resident), or set rollout.backend to {SERVER_NAMES}.",
+        )
+    if spec.trainer.backend not in trainers.RANKED and spec.pool.mode in ("resident", "timesliced"):
+        raise SpecError(
+            f"{spec.pool.mode} is for an engine beside the trainer, the {backend} engine is one with it",
+            key="pool.mode",
+            hint=f"Leave it out (auto), or set rollout.backend to {SERVER_NAMES}.",
+        )
+
+
+def check_server_keys(spec: Spec) -> None:
+    """Keys of servers that lorad starts, and of those that the user runs, are not mixed."""
+    rollout, backend = spec.rollout, spec.rollout.backend
+    if spec.pool.mode == "fused":
+        raise SpecError(
+            f"fused is one process for trainer and engine, but {backend} is a server of its own",
+            key="pool.mode",
+            hint="Leave it out (auto), or set it to resident or timesliced.",
+        )
+    if rollout.urls and spec.pool.mode == "timesliced":
+        raise SpecError(
+            "timesliced would put to sleep a server that you run, with everybody else's requests",
+            key="pool.mode",
+            hint="Leave it out (auto is resident), or leave rollout.url out.",
+        )
+    own = {"servers": rollout.servers > 1, "tp": rollout.tp > 1, "engine_args": bool(rollout.engine_args)}
+    if rollout.urls and (given := [key for key, there in own.items() if there]):
+        raise SpecError(
+            "this is for servers that lorad starts, but rollout.url names one that you run",
+            key=f"rollout.{given[0]}",
+            hint=f"Leave out rollout.url, or {', '.join(given)} and start your server with it.",
+        )
+    keys = {"key_file": rollout.key_file, "admin_key_file": rollout.admin_key_file}
+    if not rollout.urls and (given := [key for key, file in keys.items() if file is not None]):
+        raise SpecError(
+            "keys are of servers that you run, but there is no rollout.url",
+            key=f"rollout.{given[0]}",
+            hint="Leave it out: servers that lorad starts listen where nobody else can reach them.",
+        )
+    for url in rollout.urls:
+        check_url(url, rollout.urls)
+
+
+def check_url(url: str, urls: tuple[str, ...]) -> None:
+    """It is `http://host:port` or `unix:/path`, and there once."""
+    hint = "Write http://host:port, or unix:/path for a socket."
+    if [other.rstrip("/") for other in urls].count(url.rstrip("/")) > 1:
+        raise SpecError(f"{url} is there twice", key="rollout.url", hint="Name each server once.")
+    if url.startswith(UNIX):
+        if not url.removeprefix(UNIX).startswith("/"):
+            raise SpecError(f"{url} is no absolute path", key="rollout.url", hint=hint)
+        return
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole:
+        raise SpecError(f"{url!r} is no address of a server", key="rollout.url", hint=hint)
+    if parts.username is not None or parts.password is not None:
+        raise SpecError(
+            "it holds a password, and specs are stored", key="rollout.url", hint="Put it into rollout.key_file."
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise SpecError(f"{url} goes on after the port", key="rollout.url", hint=hint)

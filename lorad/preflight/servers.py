@@ -1,0 +1,137 @@
+"""The server that a run samples from, looked at before anything starts. Imported late: it brings an HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from lorad.adapters.targets import leaf
+from lorad.backends import engine_registry as engines
+from lorad.backends.engine_install import TRIED, installed_version, is_older
+from lorad.backends.engine_setup import HEAD, longest, server_setup
+from lorad.box.config import Backend, Config
+from lorad.driver.sample import sampling_of
+from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
+from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
+from lorad.engines.remote.settings import addresses, settings_of
+from lorad.errors import SpecError
+from lorad.protocol.preflight import BaseFacts
+from lorad.protocol.servers import ServerSetup
+from lorad.spec.model import Spec
+
+ANSWER_SECONDS = 15.0
+
+
+def check_server(
+    spec: Spec, config: Config, facts: BaseFacts, model: Path, cwd: Path, *, device: str, stop_token_ids: Sequence[int]
+) -> list[str]:
+    """The server that `rollout.backend` means is there and can do what the run asks for. Returns warnings.
+
+    Raises SpecError.
+    """
+    name = spec.rollout.backend
+    if HEAD in {leaf(module) for module in facts.modules}:
+        raise SpecError(f"{name} takes no adapter on {HEAD}", key="lora.target_modules", hint="Exclude it.")
+    setup = server_setup(spec, config.backends.get(name, Backend()), facts, cwd)
+    dialect = engines.dialect_class(name)()
+    settings = settings_of(
+        setup,
+        model=model,
+        dtype=spec.model.dtype,
+        device=device,
+        threads=1,
+        memory_fraction=spec.pool.memory_fraction,
+        sleep=spec.pool.mode == "timesliced",
+    )
+    check_flags(dialect, setup)
+    check_sampling(spec, dialect, settings, stop_token_ids)
+    if setup.urls:
+        for url, address in zip(setup.urls, addresses(setup), strict=True):
+            check_attached(spec, dialect, url, address)
+        return []
+    version = installed_version(name, Path(setup.python))
+    older = f"rollout.backend: {name} is {version}; lorad was tried with {TRIED[name]} and newer"
+    return [older] if is_older(version, name) else []
+
+
+def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
+    """No flag that is lorad's, nor its beginning, which the servers take for the whole."""
+    reserved = {flag.replace("_", "-") for flag in dialect.reserved}
+    for given in setup.engine_args:
+        flag = given.lstrip("-").replace("_", "-")
+        if not flag:
+            raise SpecError(f"{given!r} is no flag", key="rollout.engine_args", hint="Name it without its dashes.")
+        if mine := sorted(name for name in reserved if name.startswith(flag)):
+            raise SpecError(
+                f"{given} is not for you to set: {mine[0]} follows from the run",
+                key="rollout.engine_args",
+                hint=f"Leave it out. Other flags of {dialect.name} are passed on as they are.",
+            )
+
+
+def check_sampling(spec: Spec, dialect: Dialect, settings: ServerSettings, stop_token_ids: Sequence[int]) -> None:
+    for greedy in (False, True) if spec.eval.every else (False,):
+        if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
+            raise SpecError(
+                f"{dialect.name} cannot sample like this: {why}",
+                key="rollout",
+                hint="Change that, or take another rollout.backend.",
+            )
+
+
+def check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> None:
+    """A server that the user runs answers, takes the key, and has room and a way to load adapters."""
+    able = asyncio.run(_abilities(dialect, url, address))
+    if not able.lora:
+        raise SpecError(
+            f"the server at {url} takes no adapters while it runs: {'; '.join(able.missing)}",
+            key="rollout.url",
+            hint="Start it with LoRA, or leave rollout.url out: lorad starts one as it needs it.",
+        )
+    if able.scaled_logprobs not in (None, spec.rollout.temperature != 1.0):
+        mode = "processed_logprobs" if spec.rollout.temperature != 1.0 else "raw_logprobs"
+        raise SpecError(
+            f"the server at {url} gives other log-probabilities than temperature {spec.rollout.temperature:g} needs",
+            key="rollout.url",
+            hint=f"Start it with --logprobs-mode {mode}, or leave rollout.url out: lorad starts one as it needs it.",
+        )
+    if able.max_tokens < longest(spec):
+        raise SpecError(
+            f"the server at {url} has room for {able.max_tokens} tokens, the run needs {longest(spec)}",
+            key="rollout.url",
+            hint="Start it with a longer context, or lower data.max_prompt_tokens or rollout.max_new_tokens.",
+        )
+
+
+async def _abilities(dialect: Dialect, url: str, address: Address) -> Abilities:
+    http = Http(address)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await dialect.abilities(http)
+    except ServerRefused as error:
+        if error.code in (401, 403):
+            raise SpecError(
+                f"the server at {url} does not take the key: {error.message}",
+                key="rollout.key_file",
+                hint="rollout.key_file holds its API key, rollout.admin_key_file its admin key if it has one.",
+            ) from None
+        raise _no_server(dialect, url, error.message) from None
+    except (ServerGone, ServerSilent) as error:
+        raise _no_server(dialect, url, error.message) from None
+    except TimeoutError:
+        raise _no_server(dialect, url, f"it said nothing for {ANSWER_SECONDS:.0f} s") from None
+    except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
+        raise _no_server(dialect, url, f"its answers are not {dialect.name}'s ({type(error).__name__})") from None
+    finally:
+        await http.close()
+
+
+def _no_server(dialect: Dialect, url: str, why: str) -> SpecError:
+    return SpecError(
+        f"no {dialect.name} server answers at {url}: {why}",
+        key="rollout.url",
+        hint="Is it ready, and is that its address? Without rollout.url lorad starts one itself.",
+    )

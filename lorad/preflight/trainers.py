@@ -1,0 +1,240 @@
+"""The trainer of a spec, looked at before anything starts: the keys that are for it, its ranks, its installation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
+from lorad.backends.trainer_install import installed_versions, interpreter_of, older
+from lorad.backends.trainer_registry import RANKED
+from lorad.backends.trainer_setup import AXES, fused
+from lorad.box.config import Backend, Config
+from lorad.errors import SpecError
+from lorad.models.facts import ModelFacts
+from lorad.spec.model import Spec
+from lorad.trainers.arguments import ATTENTION, OWN, SPLITS
+
+AXES_OF = {"fsdp": ("dp",), "megatron": AXES}
+RANK_NAMES = " or ".join(sorted(RANKED))
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+
+
+def check_trainer_keys(spec: Spec) -> None:
+    """Raises SpecError for axes and settings that the trainer does not have, and for a mode that it cannot keep."""
+    trainer, backend = spec.trainer, spec.trainer.backend
+    if trainer.cp > 1:
+        raise SpecError(
+            f"{trainer.cp} is not supported: sequences would have to be cut over ranks",
+            key="trainer.cp",
+            hint="Leave it out. megatron has trainer.tp, pp and dp, fsdp has trainer.dp.",
+        )
+    for axis in AXES:
+        if getattr(trainer, axis) > 1 and axis not in AXES_OF.get(backend, ()):
+            raise SpecError(f"{_why_not(backend)}", key=f"trainer.{axis}", hint=_instead(backend, axis))
+    if trainer.backend_args and backend not in RANKED:
+        given = ", ".join(trainer.backend_args)
+        raise SpecError(
+            f"the {backend} trainer takes none, {given} would do nothing",
+            key="trainer.backend_args",
+            hint=f"Leave them out, or name the trainer.backend that they are for: {RANK_NAMES}.",
+        )
+    if backend == "fsdp":
+        _check_fsdp_args(trainer.backend_args)
+    if backend in RANKED and spec.pool.mode == "fused":
+        raise SpecError(
+            f"fused is one process for trainer and engine, but {backend} has processes of its own",
+            key="pool.mode",
+            hint="Leave it out (auto), or set it to resident.",
+        )
+    if backend == "megatron":
+        _check_megatron(spec)
+
+
+def _why_not(backend: str) -> str:
+    if backend == "fsdp":
+        return "fsdp cuts the base over data-parallel ranks and nothing else"
+    return f"the {backend} trainer is one process"
+
+
+def _instead(backend: str, axis: str) -> str:
+    if backend == "fsdp":
+        return "Set it to 1 and use trainer.dp, or take trainer.backend: megatron."
+    fit = "megatron" if axis != "dp" else RANK_NAMES
+    return f"Set it to 1, or take a trainer.backend with ranks: {fit}."
+
+
+def _check_fsdp_args(args: Mapping[str, object]) -> None:
+    if unknown := sorted(set(args) - {ATTENTION}):
+        raise SpecError(
+            f"fsdp has no {', '.join(unknown)}", key="trainer.backend_args", hint=f"It takes {ATTENTION}: a name."
+        )
+    if not isinstance(name := args.get(ATTENTION), str | None):
+        raise SpecError(
+            f"{ATTENTION} is {name!r}, no name", key="trainer.backend_args", hint="Give one of transformers', as sdpa."
+        )
+
+
+def _check_megatron(spec: Spec) -> None:
+    """What only Megatron's own field names tell is for the ranks to find out."""
+    if mine := sorted(OWN & spec.trainer.backend_args.keys()):
+        raise SpecError(
+            f"{', '.join(mine)} is for lorad to set",
+            key="trainer.backend_args",
+            hint="Leave it out: it follows from the rest of the spec.",
+        )
+    tp, rank = spec.trainer.tp, spec.lora.rank
+    if rank % tp:
+        upper = rank + tp - rank % tp
+        near = f"{upper - tp} or {upper}" if upper > tp else str(upper)
+        raise SpecError(
+            f"{rank} cannot be cut over the {tp} tensor-parallel ranks of trainer.tp",
+            key="lora.rank",
+            hint=f"Use a rank of {near}, or another trainer.tp.",
+        )
+    stage = spec.trainer.ranks // spec.trainer.pp
+    if stage % spec.trainer.ep:
+        raise SpecError(
+            f"{spec.trainer.ep} does not divide the {stage} ranks of a pipeline stage (tp x dp)",
+            key="trainer.ep",
+            hint="Experts are spread over ranks that are there already: lower it, or raise trainer.dp.",
+        )
+
+
+def check_sizes(spec: Spec, facts: ModelFacts) -> None:
+    """Whether Megatron can cut this model over these ranks, as far as config.json tells. Raises SpecError."""
+    trainer = spec.trainer
+    if trainer.backend != "megatron":
+        return
+    if facts.kv_heads % trainer.tp:
+        raise SpecError(
+            f"{trainer.tp} ranks cannot share {facts.kv_heads} key-value heads",
+            key="trainer.tp",
+            hint="It must divide num_key_value_heads; use trainer.dp for more ranks.",
+        )
+    if facts.layers % trainer.pp and not SPLITS & trainer.backend_args.keys():
+        raise SpecError(
+            f"{trainer.pp} stages cannot share {facts.layers} layers evenly",
+            key="trainer.pp",
+            hint="It must divide num_hidden_layers, or trainer.backend_args say num_layers_in_first_pipeline_stage.",
+        )
+    if trainer.ep > 1 and not facts.experts:
+        raise SpecError(
+            f"{trainer.ep} ranks for experts, but the model has none",
+            key="trainer.ep",
+            hint="Leave it out, or set it to 1.",
+        )
+    if facts.expert_count % trainer.ep:
+        raise SpecError(
+            f"{trainer.ep} ranks cannot share {facts.expert_count} experts",
+            key="trainer.ep",
+            hint="It must divide the experts of a layer.",
+        )
+
+
+def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
+    """With `lora.type: lora`, all linears that Megatron makes one of are targets, or none. Raises SpecError."""
+    if not shares(spec):
+        return
+    for members in fused(adapter.modules):
+        there = [member for member in members if member in adapter.modules]
+        if len(there) < len(members):
+            together = ", ".join(leaf(member) for member in members)
+            raise SpecError(
+                f"{there[0]}: with lora.type: lora, {together} share one A",
+                key="lora.target_modules",
+                hint="Target all of them, or use lora.type: canonical_lora.",
+            )
+
+
+def check_shared(spec: Spec, adapter: Adapter) -> None:
+    """The adapter to start from has equal A where `lora.type: lora` has but one. Raises SpecError."""
+    if not shares(spec):
+        return
+    for first, *others in fused(adapter.config.modules):
+        for other in others:
+            if not np.array_equal(adapter.tensors[f"{first}.lora_A.weight"], adapter.tensors[f"{other}.lora_A.weight"]):
+                raise SpecError(
+                    f"lora.type: lora shares A over {first} and {other}, but theirs differ",
+                    key="lora.adapter_path",
+                    hint="Such an adapter needs lora.type: canonical_lora.",
+                )
+
+
+def shares(spec: Spec) -> bool:
+    """Whether linears share an A."""
+    return spec.trainer.backend == "megatron" and spec.lora.type == "lora"
+
+
+def check_devices(spec: Spec, device: str, count: int) -> None:
+    """Whether the machine has what the backends need; on the CPU ranks are processes that share it. Raises SpecError.
+
+    count: GPUs of the machine.
+    """
+    ranks, tp, asked = spec.trainer.ranks, spec.rollout.tp, spec.resources.devices
+    if device == "cpu":
+        if tp > 1 or (asked or 1) > 1:
+            key, what = ("rollout.tp", f"{tp} devices for one server") if tp > 1 else ("resources.devices", str(asked))
+            raise SpecError(f"{what}, but this machine has no GPU", key=key, hint="Leave it out.")
+        return
+    for key, needed in (("trainer", ranks), ("rollout.tp", tp)):
+        if asked is not None and needed > asked:
+            raise SpecError(
+                f"{'tp x pp x dp ' if key == 'trainer' else ''}is {needed} but resources.devices is {asked}",
+                key=key,
+                hint="Lower it, or ask for more devices; without resources.devices there are as many as are needed.",
+            )
+    if spec.gpus > count:
+        raise SpecError(
+            f"the run needs {spec.gpus} GPUs, this machine has {count}",
+            key="resources.devices",
+            hint="Lower trainer.tp, pp or dp, rollout.tp or rollout.servers.",
+        )
+
+
+def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
+    """What `trainer.backend` needs is installed beside its interpreter. Returns warnings; raises SpecError.
+
+    Nothing is looked at for a trainer in the pool's own process.
+    """
+    name = spec.trainer.backend
+    if name not in RANKED:
+        return []
+    python = interpreter_of(name, config.backends.get(name, Backend()).python)
+    versions = installed_versions(name, python, gpu=device != "cpu")
+    return [f"trainer.backend: {words}" for words in older(name, versions)]
+
+
+def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """All that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming what does not.
+
+    shapes: what the trainer can adapt. `all-linear` means no experts.
+    """
+    excluded = entries(spec.lora.exclude_modules)
+    beyond = [name for name in (*facts.linears, *facts.experts) if name not in shapes and not _named(excluded, name)]
+    for entry in entries(spec.lora.target_modules):
+        dense = [name for name in beyond if entry_matches(entry, name) and name in facts.linears]
+        experts = [name for name in beyond if entry_matches(entry, name) and name not in facts.linears]
+        if lost := dense if entry == ALL_LINEAR else dense + experts:
+            patterns = list(dict.fromkeys(_NUMBER.sub(".*", name) for name in lost))
+            who = f"the {spec.trainer.backend} trainer" if dense else "lorad (experts get no adapters)"
+            there = ", ".join(dict.fromkeys(leaf(name) for name in shapes))
+            leave = f"Leave them as they are with lora.exclude_modules: {json.dumps([*excluded, *patterns])}"
+            is_all = not any(entry_matches(entry, name) for name in shapes)
+            raise SpecError(
+                f"{entry!r} names {len(lost)} linears that {who} cannot adapt: {', '.join(patterns)}",
+                key="lora.target_modules",
+                hint=(f"Name others: {there}" if is_all else f"{leave}, or name others: {there}")
+                + (", or use trainer.backend: fsdp." if dense else "."),
+            )
+    if not facts.experts:
+        return []
+    return [f"lora.target_modules: the {len(facts.experts)} linears of the experts get no adapters"]
+
+
+def _named(modules: list[str], name: str) -> bool:
+    return any(entry_matches(entry, name) for entry in modules)

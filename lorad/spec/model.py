@@ -1,0 +1,460 @@
+"""The spec: the YAML that a user writes, frozen and checked once; unknown keys are refused.
+
+What a key means stands once, under `Attributes:` of its section: the form of the TUI and docs/spec.md show it.
+
+Every value is checked here as far as the value alone shows (types, ranges, names); what needs the disk (model, data,
+reward) is checked by the preflight. Readers never see a key rewritten: derived values are properties.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from lorad.errors import SpecError
+from lorad.spec.errors import advice, readable, without, without_unknown
+
+COUNT_LIMIT = 2**31 - 1
+Positive = Annotated[int, Meta(gt=0, le=COUNT_LIMIT)]
+NonNegative = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Probability = Annotated[float, Meta(ge=0, lt=1)]
+Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
+LEAST_MEMORY = 64 << 20  # bytes, of a process of user code
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+MOST_ERRORS = 20  # that are found at once
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A section of the spec."""
+
+
+class Model(Part, frozen=True):
+    """The base model.
+
+    Attributes:
+        path: `builtin:tiny`, a local Hugging Face directory, or a hub id, with `@revision` where one is meant.
+        dtype: type of the base's weights; auto is the checkpoint's own.
+    """
+
+    path: str = "builtin:tiny"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+class Lora(Part, frozen=True):
+    """The adapter. Its scale is alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski, 2023).
+
+    Attributes:
+        rank: rank of A and B.
+        alpha: numerator of the scale.
+        dropout: probability with which an input of A is dropped in training.
+        target_modules: `all-linear`, or names in Hugging Face's or Megatron's words, as a list or with commas;
+            wildcards with `*` are allowed.
+        exclude_modules: names that are left out of the targets, written in the same way.
+        init: how A starts; B starts at zero.
+        rslora: true scales by alpha / sqrt(rank).
+        type: Megatron's word for who has an A. With `lora` q, k and v share one, and gate and up; with
+            `canonical_lora` each linear has its own. Where linears are not fused (builtin, fsdp) both mean the latter.
+        adapter_path: a PEFT directory that the run starts from.
+    """
+
+    rank: Positive = 16
+    alpha: PositiveFloat = 32
+    dropout: Probability = 0.0
+    target_modules: str | list[str] = "all-linear"
+    exclude_modules: str | list[str] = msgspec.field(default_factory=lambda: ["lm_head"])
+    init: Literal["kaiming", "xavier", "normal", "zero"] = "kaiming"
+    rslora: bool = False
+    type: Literal["lora", "canonical_lora"] = "canonical_lora"
+    adapter_path: str | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class Kl(Part, frozen=True):
+    """A penalty towards a reference.
+
+    Attributes:
+        coef: weight of the penalty; 0 turns it off.
+        type: estimator of Schulman, "Approximating KL divergence".
+        reference: `start` is the adapter that the run starts from, `base` the model with the adapter off; `RUN@N` and a
+            PEFT directory name another adapter. null is start for a run with lora.adapter_path and for a fork, as in
+            TRL, and base for any other run.
+    """
+
+    coef: NonNegativeFloat = 0.0
+    type: Literal["k1", "k2", "k3"] = "k3"
+    reference: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class Algorithm(Part, frozen=True):
+    """GRPO (Shao et al., 2024, DeepSeekMath) with its usual switches.
+
+    Attributes:
+        name: the algorithm.
+        group_size: samples for each prompt; a sample's advantage is computed within its group.
+        clip: how far the importance ratio may fall below and rise above 1.
+        epochs: passes over the samples of a step.
+        minibatches: optimizer steps in an epoch, each over a part of the prompts.
+        advantage: std is (reward - mean) / std of the group, mean is reward - mean (Dr. GRPO).
+        loss_level: token averages over all tokens of a batch, sequence over each sample first.
+        drop_zero_variance: leave out groups whose samples all have the same reward.
+        skip_empty_updates: a step without any gradient changes neither Adam's moments nor the weights nor the version.
+        importance_cap: cap of truncated importance sampling against the engine; null is off, and 2 with
+            rollout.max_staleness.
+    """
+
+    name: Literal["grpo"] = "grpo"
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    clip: tuple[NonNegativeFloat, NonNegativeFloat] = (0.2, 0.2)
+    kl: Kl = Kl()
+    epochs: Positive = 1
+    minibatches: Positive = 1
+    advantage: Literal["std", "mean"] = "std"
+    loss_level: Literal["token", "sequence"] = "token"
+    drop_zero_variance: bool = True
+    skip_empty_updates: bool = True
+    importance_cap: PositiveFloat | None = None
+
+
+class Data(Part, frozen=True):
+    """Where prompts come from.
+
+    Attributes:
+        train: a builtin task (`sort`, `reverse`), a JSONL or Parquet file, or a hub dataset.
+        eval: held-out problems, named in the same way. null is the held-out split of a builtin task, and no
+            evaluation for a file.
+        prompts_per_step: prompts of a step; each is sampled algorithm.group_size times.
+        prompt_key: column that holds the prompt.
+        answer_key: column that holds the answer.
+        max_prompt_tokens: longest prompt, in tokens; the default gives way where the model has less room.
+        too_long: drop or truncate longer prompts.
+        chat_template: auto uses the tokenizer's chat template where it has one.
+        chat_template_kwargs: further variables of the chat template, such as `{enable_thinking: false}`.
+        system: system prompt of chats that do not bring their own.
+        shuffle: shuffle the rows.
+    """
+
+    train: str = "sort"
+    eval: str | None = None
+    prompts_per_step: Positive = 16
+    prompt_key: str = "prompt"
+    answer_key: str = "answer"
+    max_prompt_tokens: Positive = 512
+    too_long: Literal["drop", "truncate"] = "drop"
+    chat_template: Literal["auto", "never"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}
+    system: str | None = None
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chat_template == "never" and (self.chat_template_kwargs or self.system):
+            raise ValueError("system and chat_template_kwargs need the chat template, and chat_template is never")
+
+
+class RewardSpec(Part, frozen=True):
+    """How samples are scored; a name alone stands for `{name: …}`.
+
+    Attributes:
+        name: `exact_match`, `gsm8k`, `regex`, or `path/to/file.py:function`.
+        pattern: the regular expression of `regex`.
+        timeout: seconds for one sample.
+        retries: how often a sample whose reward failed is scored again.
+        max_failures: share of failed samples in a step above which the run ends; 1 is never.
+        env: variables that user code finds beside those that every program needs; no secret is there unless named here.
+        memory: limit of each process of user code, in bytes or as in `4GiB`; null is half of the machine's memory.
+    """
+
+    name: str = "exact_match"
+    pattern: str | None = None
+    timeout: PositiveFloat = 10.0
+    retries: Annotated[int, Meta(ge=0, le=10)] = 1
+    max_failures: Annotated[float, Meta(ge=0, le=1)] = 0.3
+    env: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]] = []
+    memory: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pattern is not None and self.name != "regex":
+            raise ValueError(f"pattern is for regex, not for {self.name}")
+        if self.memory is not None and self.memory_bytes < LEAST_MEMORY:
+            raise ValueError(f"memory is at least {LEAST_MEMORY >> 20}MiB: Python itself needs that")
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of `memory`; 0 where none is given. Raises ValueError."""
+        return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
+
+
+class Trainer(Part, frozen=True):
+    """The trainer and its optimizer, AdamW (Loshchilov & Hutter, 2019).
+
+    Attributes:
+        backend: `builtin`, `fsdp`, `megatron`, or a name of config.yaml.
+        lr: learning rate.
+        schedule: how the learning rate falls after the warm-up.
+        schedule_steps: horizon of linear and cosine, in steps; null is the `steps` of the first attempt.
+        warmup_steps: steps over which the learning rate rises to lr.
+        min_lr: learning rate where linear and cosine end.
+        steps: steps of the run.
+        betas: decay rates of Adam's two moments.
+        eps: Adam's epsilon.
+        weight_decay: decoupled weight decay.
+        max_grad_norm: norm to which gradients are clipped; 0 does not clip.
+        max_skipped_steps: steps in a row whose loss or gradient is not finite, after which the run ends.
+        tokens_per_microbatch: tokens of one forward and backward pass.
+        activation_checkpointing: recompute activations in the backward pass, for less memory and more time.
+        tp: tensor-parallel ranks (megatron).
+        pp: pipeline-parallel ranks (megatron).
+        dp: data-parallel ranks (fsdp, megatron).
+        cp: context-parallel ranks; more than one is not supported.
+        ep: spreads experts over ranks that are there already (megatron).
+        backend_args: settings of the backend itself, for those that have ranks (fsdp, megatron).
+    """
+
+    backend: str = "builtin"
+    lr: NonNegativeFloat = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_steps: Positive | None = None
+    warmup_steps: NonNegative = 0
+    min_lr: NonNegativeFloat = 0.0
+    steps: Positive = 60
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: NonNegativeFloat = 1.0
+    max_skipped_steps: Positive = 3
+    tokens_per_microbatch: Positive = 16384
+    activation_checkpointing: bool = False
+    tp: Positive = 1
+    pp: Positive = 1
+    dp: Positive = 1
+    cp: Positive = 1
+    ep: Positive = 1
+    backend_args: dict[str, Any] = {}
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+
+class Rollout(Part, frozen=True):
+    """How completions are sampled.
+
+    Attributes:
+        backend: `builtin`, `sglang`, `vllm`, or a name of config.yaml.
+        max_new_tokens: longest completion, in tokens.
+        temperature: sampling temperature.
+        top_p: smallest set of tokens with this probability that is sampled from; 1 is all.
+        top_k: number of likeliest tokens that are sampled from; 0 is all.
+        stop: texts that end a completion.
+        servers: servers that are started (sglang, vllm), each with the whole model; prompts are spread over them.
+        tp: devices of each server.
+        url: a server that you run, or a list of several (`http://host:port` or `unix:/path`).
+        key_file: file that holds the API key of those servers.
+        admin_key_file: file that holds a second key, for routes that change a server, where it has one.
+        engine_args: flags of the servers that lorad starts, without their dashes.
+        max_staleness: steps that sampling may run ahead of training.
+    """
+
+    backend: str = "builtin"
+    max_new_tokens: Positive = 16
+    temperature: Temperature = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    stop: list[Annotated[str, Meta(min_length=1)]] = []
+    servers: Positive = 1
+    tp: Positive = 1
+    url: str | Annotated[list[str], Meta(min_length=1)] | None = None
+    key_file: str | None = None
+    admin_key_file: str | None = None
+    engine_args: dict[str, Any] = {}
+    max_staleness: Annotated[int, Meta(ge=0, le=16)] = 0
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
+
+
+class Eval(Part, frozen=True):
+    """Greedy evaluation on held-out problems, before training, during it and at the end.
+
+    Attributes:
+        every: steps between two evaluations; 0 is never.
+        problems: how many problems are evaluated.
+    """
+
+    every: NonNegative = 10
+    problems: Positive = 256
+
+
+class Checkpoint(Part, frozen=True):
+    """Checkpoints during the run and at its end, and what stays of its files.
+
+    Attributes:
+        every: steps between two checkpoints.
+        keep: newest checkpoints that stay; 0 is all.
+        keep_versions: newest versions whose files stay though nothing refers to them; 0 is all.
+        keep_samples: newest steps whose samples stay; 0 is all.
+    """
+
+    every: Positive = 10
+    keep: NonNegative = 3
+    keep_versions: NonNegative = 64
+    keep_samples: NonNegative = 1000
+
+
+class Pool(Part, frozen=True):
+    """How trainer and engine share devices.
+
+    Attributes:
+        mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both loaded.
+            timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives its memory back
+            while the server works. auto is fused where that is possible; resident with the builtin engine, on a CPU,
+            and for servers that you run; otherwise timesliced.
+        memory_fraction: share of the device's memory that the pool may take.
+        threads: compute threads on the CPU; null chooses them for the model and the machine.
+    """
+
+    mode: Literal["auto", "fused", "resident", "timesliced"] = "auto"
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    threads: Positive | None = None
+
+
+class Resources(Part, frozen=True):
+    """What the run needs, and how it is treated.
+
+    Attributes:
+        devices: GPUs; null is as many as the backends need, one for each rank.
+        priority: a run with a higher one waits less, in the queue and for turns in a pool.
+        preemptible: runs of higher priority may stop it at a step and take its place; it continues when there is room.
+        restart: on-failure resumes the run by itself, a few times.
+        max_restarts: automatic restarts since the last start or resume by hand.
+        exclusive: no other run is in its pool while it runs.
+    """
+
+    devices: Annotated[int, Meta(ge=1, le=64)] | None = None
+    priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
+    preemptible: bool = True
+    restart: Literal["never", "on-failure"] = "never"
+    max_restarts: NonNegative = 20
+    exclusive: bool = False
+
+
+class Attest(Part, frozen=True):
+    """How the load of a version is attested.
+
+    Attributes:
+        canaries: short texts of the base on which engine and trainer are compared.
+        tokens: tokens of each of these texts.
+        amplified_every: publishes between two amplified attestations; 0 is none but the first.
+    """
+
+    canaries: Annotated[int, Meta(ge=4, le=256)] = 8
+    tokens: Annotated[int, Meta(ge=8, le=256)] = 24
+    amplified_every: NonNegative = 10
+
+
+class Spec(Part, frozen=True):
+    """One run, as the user wants it.
+
+    Attributes:
+        name: the run's name; null makes one up.
+        seed: where all random numbers of the run begin.
+        deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same run
+            gives the same bits. null is true on a CPU.
+        reward: how samples are scored: the name of a reward, or a mapping with name and settings.
+    """
+
+    name: Annotated[str, Meta(pattern=NAME)] | None = None
+    seed: Seed = 0
+    deterministic: bool | None = None
+    model: Model = Model()
+    lora: Lora = Lora()
+    algorithm: Algorithm = Algorithm()
+    data: Data = Data()
+    reward: str | RewardSpec = "exact_match"
+    trainer: Trainer = Trainer()
+    rollout: Rollout = Rollout()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    pool: Pool = Pool()
+    resources: Resources = Resources()
+    attest: Attest = Attest()
+
+    @property
+    def reward_spec(self) -> RewardSpec:
+        return RewardSpec(name=self.reward) if isinstance(self.reward, str) else self.reward
+
+    @property
+    def gpus(self) -> int:
+        """How many the run takes where there are any: trainer and engine share them."""
+        return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
+
+
+def bytes_of(text: str) -> int:
+    """`4GiB` or `4GB` -> 4 << 30. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
+    if found is None:
+        raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
+    return int(found[1]) << 10 * (" KMGT".index(found[2]) if found[2] else 0)
+
+
+def convert(data: Any) -> Spec:
+    """The spec of a plain mapping.
+
+    Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in `others`; an
+    unknown key comes with the nearest known one.
+    """
+    if not isinstance(data, dict):
+        raise SpecError(f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one.")
+    known, wrong = without_unknown(data, Spec)
+    rest: dict[str, Any] | None = known
+    while rest is not None and len(wrong) < MOST_ERRORS:
+        try:
+            spec = msgspec.convert(rest, Spec)
+            break
+        except msgspec.ValidationError as error:
+            refused = readable(str(error))
+            refused.hint = advice(Spec, refused.key)
+            wrong.append(refused)
+            rest = without(rest, refused.key.split("."))
+    if wrong:
+        wrong[0].others = tuple(wrong[1:])
+        raise wrong[0]
+    return spec
+
+
+def fitted(spec: Spec, positions: int) -> Spec:
+    """With prompts that a model of so many positions has room for: the default of data.max_prompt_tokens gives way.
+
+    Raises SpecError when a prompt and its completion do not fit.
+    """
+    given, new = spec.data.max_prompt_tokens, spec.rollout.max_new_tokens
+    if given + new <= positions:
+        return spec
+    if new >= positions:
+        raise SpecError(
+            f"{new} leaves no room for a prompt in the {positions} positions of the model",
+            key="rollout.max_new_tokens",
+            hint=f"Set it to {positions // 2} or less.",
+        )
+    if given != Data().max_prompt_tokens:
+        raise SpecError(
+            f"{given} with rollout.max_new_tokens {new} is {given + new} tokens, the model has {positions} positions",
+            key="data.max_prompt_tokens",
+            hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
+        )
+    return replace(spec, data=replace(spec.data, max_prompt_tokens=positions - new))
+
+
+def to_json(spec: Spec) -> bytes:
+    """The resolved spec, canonical: equal specs give equal bytes."""
+    return msgspec.json.encode(spec)

@@ -1,0 +1,162 @@
+"""The YAML text of a spec, with `key=value` overrides, to a checked Spec; and the JSON of a stored one.
+
+YAML as its 1.2 core schema reads it: `3e-5` is a number, `yes` and `1:30` are text. Keys come once, and errors say
+the line. Nothing in a spec can run code or blow up in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from lorad.bounds import OVERRIDE_CHARACTERS, OVERRIDES, YAML_DEPTH
+from lorad.errors import SpecError
+from lorad.spec.model import Spec, convert
+from lorad.spec.secrets import refuse_secret_text, refuse_secrets
+from lorad.spec.yaml import compose, lines, plain, refuse_large
+
+
+def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
+    """The Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of defaults.
+
+    Raises SpecError beginning with `source:line:` of the key to blame, or with the override; `others` of it have what
+    else is wrong.
+    """
+    data, origins = _read(text, source)
+    return _overridden(data, overrides, origins, source)
+
+
+def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
+    """As `load_spec`, of what is to be started. Raises SpecError also where nothing says what to train on."""
+    given = assigned(_read(text, source)[0], overrides)
+    spec = load_spec(text, source=source, overrides=overrides)
+    is_empty = not given.keys() - {"name"}
+    if is_empty or ("train" not in (given.get("data") or {}) and _is_own(given, spec)):
+        missing = ["model.path", "data.train"] if is_empty else ["data.train"]
+        raise SpecError(f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING)
+    return spec
+
+
+def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
+    """The model is not one that comes with lorad, whose demos train on the task `sort`."""
+    return "path" in (given.get("model") or {}) and not spec.model.path.startswith("builtin:")
+
+
+def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
+    """What a text says, before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
+    return deepcopy(_read(text, source)[0])
+
+
+@lru_cache(maxsize=4)  # all points of a sweep are of one text
+def _read(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The mapping, and where each key stands."""
+    refuse_large(text, source)
+    refuse_secret_text(text, source)
+    node = compose(text, source)
+    data = (None if node is None else plain(node, source)) or {}
+    if not isinstance(data, dict):
+        raise SpecError(f"{source}:1: a spec is a mapping of keys, not {type(data).__name__}", hint=_EXAMPLE)
+    origins = {} if node is None else lines(node, source)
+    refuse_secrets(data, origins, source)
+    return data, origins
+
+
+def override(spec: Spec, overrides: Sequence[str]) -> Spec:
+    """`spec` with some keys changed. Raises SpecError that begins with the override to blame."""
+    return _overridden(msgspec.to_builtins(spec), overrides, {}, "spec")
+
+
+def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], source: str) -> Spec:
+    """origins: where each key of `data` stands."""
+    data = assigned(data, overrides)
+    origins = origins | {overridden(text): f"override {text}" for text in overrides}
+    try:
+        return convert(data)
+    except SpecError as error:
+        others = [
+            other.at(_place(other.key, origins, source)) for other in error.others if isinstance(other, SpecError)
+        ]
+        placed = error.at(_place(error.key, origins, source))
+        placed.others = tuple(others)
+        raise placed from None
+
+
+def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of a mapping with some keys set, not checked as a Spec. Raises SpecError with the override to blame."""
+    if len(overrides) > OVERRIDES:
+        raise SpecError(f"{len(overrides)} overrides are more than {OVERRIDES}", hint="Put them into the spec.")
+    data = dict(data)
+    for text in overrides:
+        key, value = _split(text)
+        refuse_secrets({key: value}, {}, "override")
+        data = _set(data, key.split("."), value, text)
+    return data
+
+
+def refuse_long(override: str) -> None:
+    """Raises SpecError."""
+    if len(override) > OVERRIDE_CHARACTERS:
+        told = f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
+        raise SpecError(told, hint="Put what is long into the spec.")
+
+
+def overridden(text: str) -> str:
+    """The key of an override. Raises SpecError."""
+    return _split(text)[0]
+
+
+def from_json(data: bytes) -> Spec:
+    """A stored spec (`lorad.spec.model.to_json`), also of the release before `trainer.cp`, whose defaults were others.
+
+    There `lora` and one device were in every spec, and meant what `canonical_lora` and none mean now. Raises
+    msgspec.ValidationError.
+    """
+    spec = msgspec.json.decode(data, type=Spec)
+    if "cp" in msgspec.json.decode(data, type=dict[str, Any]).get("trainer", {}):
+        return spec
+    lora = msgspec.structs.replace(spec.lora, type="canonical_lora")
+    if spec.rollout.tp * spec.rollout.servers > 1:  # servers that share the device
+        return msgspec.structs.replace(spec, lora=lora)
+    return msgspec.structs.replace(spec, lora=lora, resources=msgspec.structs.replace(spec.resources, devices=None))
+
+
+_MISSING = (
+    "Say what to train on: data.train is a .jsonl or .parquet file, a hub dataset or a builtin task (sort, reverse), "
+    "and reward is what scores a completion. `lorad init` writes a spec to start from."
+)
+_EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
+
+
+def _split(override: str) -> tuple[str, Any]:
+    refuse_long(override)
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts) or len(parts) > YAML_DEPTH:
+        raise SpecError(f"override {override[:200]}: not of the form key=value", hint="For example trainer.lr=3e-5.")
+    refuse_secret_text(text, "override")
+    node = compose(text, f"override {override}")
+    return key.strip(), None if node is None else plain(node, f"override {override}")
+
+
+def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str) -> dict[str, Any]:
+    """A copy of `data` with `value` at `path`."""
+    first, rest = path[0], path[1:]
+    if not rest:
+        return {**data, first: value}
+    inner = data.get(first)
+    if first == "reward" and isinstance(inner, str):
+        inner = {"name": inner}
+    if inner is not None and not isinstance(inner, dict):
+        raise SpecError(f"override {override}: {first} is {inner!r}, it has no keys", hint=f"Set {first} itself.")
+    return {**data, first: _set(inner or {}, rest, value, override)}
+
+
+def _place(key: str, origins: Mapping[str, str], source: str) -> str:
+    """The line of a key, else that of the section around it."""
+    while key and key not in origins:
+        key = key.rpartition(".")[0]
+    return origins.get(key, source)

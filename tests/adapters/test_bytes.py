@@ -1,0 +1,58 @@
+"""The bytes of an adapter: serialised without copies, hashed once, told to the manifest of its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.directory import verify, write_directory
+from lorad.adapters.peft import WEIGHTS, read_peft, write_peft
+from lorad.adapters.tensors import serialized
+from tests.adapters.test_peft_files import an_adapter
+
+
+def test_the_bytes_are_those_that_safetensors_writes() -> None:
+    rng = np.random.default_rng(0)
+    for case in range(50):
+        shapes = [tuple(rng.integers(0, 4, rng.integers(0, 4)).tolist()) for _ in range(case % 7)]
+        kinds = rng.choice(["float32", "float64", "float16"], len(shapes))
+        tensors = {
+            f"ä{rng.integers(1000)}.{index}": np.asarray(rng.normal(size=shape)).astype(kind)
+            for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))
+        }
+        assert b"".join(serialized(tensors)) == save(tensors, metadata={"format": "pt"})
+
+
+def test_a_digest_is_remembered_only_while_nobody_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = an_adapter()
+    tensor = next(iter(adapter.tensors.values()))
+    first = adapter.digest()
+    tensor[0, 0] += 1.0
+    assert adapter.digest() != first
+    for array in adapter.tensors.values():
+        array.flags.writeable = False
+    frozen = adapter.digest(), adapter.is_finite()
+    assert adapter.is_known
+    monkeypatch.setattr(Adapter, "parts", None)
+    assert (adapter.digest(), adapter.is_finite()) == frozen
+    tensor.flags.writeable = True
+    with pytest.raises(TypeError):  # it is computed again
+        adapter.digest()
+
+
+def test_what_is_read_can_not_be_written_to(tmp_path: Path) -> None:
+    write_peft(an_adapter(), tmp_path, "base")
+    read = read_peft(tmp_path)
+    with pytest.raises(ValueError, match="read-only"):
+        next(iter(read.tensors.values()))[0, 0] = 1.0
+
+
+def test_a_version_directory_tells_the_digest_of_its_adapter_without_reading_it_again(tmp_path: Path) -> None:
+    adapter = an_adapter()
+    manifest = write_directory(tmp_path / "1", lambda made: write_peft(adapter, made, "base"))
+    assert manifest.files[WEIGHTS].sha256 == adapter.digest()
+    verify(tmp_path / "1")

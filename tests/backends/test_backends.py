@@ -1,0 +1,62 @@
+"""Trainers and engines are found by name, or by the place of a class."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lorad.backends.engine_registry import BACKENDS, engine_class
+from lorad.backends.trainer_registry import trainer_class
+from lorad.box.config import Backend, Config
+from lorad.errors import SpecError
+from lorad.preflight.backends import check_backends
+from lorad.spec.model import convert
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+
+
+@pytest.mark.parametrize("module", ["lorad.backends.trainer_registry", "lorad.backends.engine_registry"])
+def test_a_registry_imports_no_backend(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_backends_are_found_by_name_or_by_place() -> None:
+    assert trainer_class("builtin") is BuiltinTrainer
+    assert trainer_class("mine", "lorad.trainers.builtin.trainer:BuiltinTrainer") is BuiltinTrainer
+    assert engine_class("mine", BACKENDS["builtin"]) is engine_class("builtin")
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("bultin", None, "no trainer 'bultin'"),
+        ("mine", "lorad.no_such_module:Trainer", "can not be imported"),
+        ("mine", "lorad.errors:NoSuchClass", "can not be imported"),
+        ("mine", "lorad.errors:SpecError", "is no trainer"),
+    ],
+)
+def test_a_backend_that_is_none_is_refused(name: str, override: str | None, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        trainer_class(name, override)
+    with pytest.raises(SpecError, match=message.replace("trainer", "engine")):
+        engine_class(name, override)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "fitting"),
+    [
+        ("trainer", "sglang", "builtin, fsdp, megatron, mine;"),
+        ("trainer", "theirs", "builtin, fsdp, megatron, mine;"),
+        ("rollout", "megatron", "builtin, sglang, theirs, vllm;"),
+        ("rollout", "mine", "builtin, sglang, theirs, vllm;"),
+    ],
+)
+def test_a_backend_of_the_other_side_is_refused_though_config_names_it(part: str, name: str, fitting: str) -> None:
+    mine, theirs = Backend(trainer="a:Trainer"), Backend(engine="b:Engine")
+    config = Config(backends={"sglang": Backend(), "megatron": Backend(), "mine": mine, "theirs": theirs})
+    with pytest.raises(SpecError, match=rf"{part}\.backend: no backend '{name}'") as refused:
+        check_backends(convert({part: {"backend": name}}), config)
+    assert fitting in refused.value.hint
+    check_backends(convert({"trainer": {"backend": "mine"}, "rollout": {"backend": "theirs"}}), config)

@@ -1,0 +1,98 @@
+"""Completion in real shells: what `lorad completion` prints is sourced, keys are typed, and the terminal is read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lorad.client.client import Client
+from tests.kit.frozen.world import frozen
+from tests.kit.pty_kit import Terminal
+
+__all__ = ["frozen"]
+BIN = str(Path(sys.executable).parent)
+SHELLS = {  # without what this machine's user has configured
+    "bash": (["--norc", "--noprofile", "-i"], "source <(lorad completion bash)"),
+    "zsh": (["-f", "-i"], "source <(lorad completion zsh)"),
+    "fish": (["--no-config", "-i"], "lorad completion fish | source"),
+}
+TYPED = (  # what is typed before the tabulator, and what is then on the line
+    ("lorad doc", "lorad doctor "),
+    ("lorad show --js", "lorad show --json "),
+    ("lorad show one-a", "lorad show one-answer "),
+    ("lorad pin sorter@47", "lorad pin sorter@47 "),
+    ("lorad swap cana", "lorad swap canary "),
+    ("lorad export summaries@119", "lorad export summaries@119 "),
+    ("lorad plot sorter --metric entr", "lorad plot sorter --metric entropy "),
+    ("lorad resume bold-lr --from 11", "lorad resume bold-lr --from 110 "),
+    ("lorad daemon stat", "lorad daemon status "),
+    ("lorad run my-s", "lorad run my-spec.yaml "),
+    ("lorad run my-spec.yaml algorithm.adv", "lorad run my-spec.yaml algorithm.advantage="),
+    ("lorad run my-spec.yaml trainer.schedule=cos", "lorad run my-spec.yaml trainer.schedule=cosine "),
+    ("lorad run my-spec.yaml data.train=my-r", "lorad run my-spec.yaml data.train=my-rows.jsonl "),
+)
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest, frozen: Client, tmp_path: Path) -> Iterator[Terminal]:
+    """A shell in which completion is installed, in a folder with two files."""
+    if (program := shutil.which(request.param)) is None:
+        pytest.skip(f"there is no {request.param} here")
+    for name in ("my-spec.yaml", "my-rows.jsonl"):
+        (tmp_path / name).touch()
+    home = {"HOME": str(tmp_path), "LORAD_HOME": str(frozen.home.root), "XDG_CONFIG_HOME": str(tmp_path)}
+    path = {"PATH": f"{BIN}:{os.environ['PATH']}", "TERM": "xterm", "PS1": "> ", "ZDOTDIR": str(tmp_path)}
+    options, install = SHELLS[request.param]
+    environment = {name: value for name, value in os.environ.items() if name != "LORAD_HOME"} | home | path
+    terminal = Terminal([program, *options], 200, environment)
+    try:
+        terminal.type(f"cd {tmp_path}; {install}; echo ready-$((40 + 2))\r".replace("$((40 + 2))", "''42"))
+        terminal.until("ready-42")
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def test_a_shell_completes_what_is_typed(shell: Terminal) -> None:
+    for typed, then in TYPED:
+        shell.type(f"{typed}\t\x01echo '<\x05>'\r")  # to the beginning of the line, to its end: the line prints itself
+        shell.until(rf"[\r\n]<{re.escape(then.rstrip())} ?>[\r\n]")
+
+
+def test_a_shell_lists_what_it_can_be(shell: Terminal) -> None:
+    shell.type("lorad pin sorter@4\t\t")
+    shell.until("47", "46", "41")
+
+
+def asked(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"LORAD_HOME": str(home), "_LORAD_COMPLETE": "zsh"} | more
+    return subprocess.run([f"{BIN}/lorad", *words], env=environment, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize("words", [("show", ""), ("pin", "a@"), ("plot", "a", "--metric", ""), ("nonsense", ""), ()])
+def test_where_nothing_answers_nothing_is_said_and_nothing_started(words: tuple[str, ...], home: Path) -> None:
+    done = asked(home / "none", *words)
+    assert (done.stdout, done.stderr) == ("", "") or words == ()
+    assert not (home / "none").exists()
+
+
+def test_verbs_come_with_what_they_do_and_values_alone(frozen: Client) -> None:
+    assert "doctor\tcheck this machine and this home" in asked(frozen.home.root, "d").stdout
+    assert asked(frozen.home.root, "logs", "--of", "dr").stdout == "plain\tdriver\t\n"
+
+
+def test_completion_reads_no_slow_package() -> None:
+    code = (
+        "import sys; from lorad.cli import app, complete; from typer.main import get_command\n"
+        "complete.candidates(get_command(app.app), ['run', 'a.yaml'], 'trainer.')\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"textual", "yaml", "numpy", "torch", "aiohttp", "asyncio", "rich"} & set(loaded)

@@ -1,0 +1,100 @@
+"""Tables of the command line: nothing exact is cut at any width.
+
+What commands print is kept in tests/data/tables. `make snapshots` writes those files again; look at what `git diff`
+changed before you keep it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lorad.cli.app import app
+from lorad.cli.table import Column, cells, table_lines, text_lines
+from lorad.client.client import Client
+from tests.kit.frozen.world import frozen
+from tests.kit.pty_kit import on_terminal
+
+__all__ = ["frozen"]
+KEPT = Path(__file__).parents[1] / "data/tables"
+WIDTHS = (60, 80, 100, 140, 200, None)  # None: piped
+COMMANDS = {
+    "adapters": ("adapters", "sorter"), "aliases": ("aliases",), "checkpoints": ("checkpoints", "bold-lr"),
+    "devices": ("devices",), "list": ("list", "--all"), "pools": ("pools",),
+    "samples": ("samples", "essays", "-n", "6"), "sample": ("samples", "essays", "--sample", "3"),
+    "show": ("show", "gsm8k-32k"), "top": ("top",),
+    "traffic": ("aliases", "--traffic"),
+}  # fmt: skip
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(frozen: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """What a command prints on stdout, on a terminal of this width or into a pipe."""
+    monkeypatch.setenv("LORAD_HOME", str(frozen.home.root))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("LINES", "50")
+
+    def run(width: int | None, *arguments: str) -> str:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: width is not None)
+        monkeypatch.setenv("COLUMNS", str(width))
+        app(list(arguments), standalone_mode=False)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_prints_is_what_is_kept(name: str, printed: Printed, request: pytest.FixtureRequest) -> None:
+    shown = "\n".join(f"== {width or 'piped'}\n{printed(width, *COMMANDS[name])}" for width in WIDTHS)
+    if request.config.getoption("update_snapshots"):
+        (KEPT / f"{name}.txt").write_text(shown)
+    assert shown == (KEPT / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_is_wider_than_the_terminal(name: str, printed: Printed) -> None:
+    for width in (60, 80, 100, 140, 200):
+        wide = [line for line in printed(width, *COMMANDS[name]).splitlines() if cells(line) > width]
+        assert [line for line in wide if " " in line.strip()] == []
+
+
+def test_a_pipe_gets_all_columns_whole_between_tabs(printed: Printed) -> None:
+    header, *rows = [line.split("\t") for line in printed(None, "list").splitlines()]
+    waits = next(dict(zip(header, row, strict=True)) for row in rows if row[0] == "waits")
+    assert waits["state"] == "queued" and waits["why"].endswith("(pid 40122, carol, 38.2 GiB)")
+
+
+EXACT = st.text("abc-@0123456789.é日", min_size=1, max_size=30)
+TEXT = st.lists(st.text("abcdefgh,", min_size=1, max_size=14), max_size=20).map(" ".join)
+
+
+@given(st.lists(st.tuples(EXACT, EXACT, EXACT, TEXT, TEXT), min_size=1, max_size=5), st.integers(20, 160))
+def test_what_is_exact_is_never_cut(rows: list[tuple[str, ...]], width: int) -> None:
+    columns = ("name", "state", Column("rate", 1), Column("why", kind="fold"), Column("prompt", kind="cut"))
+    lines = table_lines(columns, rows, width)
+    words = [word for line in lines for word in line.split()]
+    assert all(row[0] in words and row[1] in words for row in rows)
+    assert "rate" not in lines[0] or all(row[2] in words for row in rows)
+    assert all(cells(line) <= max(width, 8 + 2 * 62) for line in lines)
+
+
+@given(TEXT, st.integers(20, 160))
+def test_text_is_broken_between_words(text: str, width: int) -> None:
+    lines = text_lines(text, "fold", width)
+    shown = " ".join(lines)
+    assert len(lines) <= 2 and all(cells(line) <= width for line in lines)
+    assert shown == text or (shown.endswith("…") and text.startswith(shown[:-1]))
+
+
+def test_the_width_is_that_of_the_terminal(frozen: Client) -> None:
+    environment = os.environ | {"LORAD_HOME": str(frozen.home.root), "TERM": "xterm"}
+    command = [sys.executable, "-m", "lorad", "list"]
+    narrow, wide = (on_terminal(command, width, environment) for width in (60, 200))
+    assert "\x1b[1mname" in narrow and "owner" not in narrow and "owner" in wide

@@ -1,0 +1,224 @@
+"""A run keeps its threads for life; a warm pool's are taken where only the load would decide; doctor and pools tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.config import Config
+from lorad.box.machine import Machine
+from lorad.daemon.api.views import pool_view
+from lorad.daemon.context import Context, run_dir
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.pool import setup_for
+from lorad.daemon.pools.threads import FILE
+from lorad.daemon.serving.borrow_pool import pool_for
+from lorad.spec.model import convert
+from lorad.states import Move
+from lorad.store import runs
+from tests.kit.daemon_world import behave, pid_of, reconciling, submit, until, until_state, want
+from tests.kit.leftovers import kill_leftovers
+from tests.kit.world import SMALL, World, world
+
+IDLE = Machine(cpus=8, cores=8, all_cores=8, quota=None, load=0.1, memory=1 << 36, allocator="glibc 2.36")
+BUSY = replace(IDLE, load=8.0)
+LARGE = 1_000_000_000
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    behave(tmp_path, driver={"seconds": 0.05})
+    yield tmp_path
+    kill_leftovers(tmp_path)
+
+
+def give(ctx: Context, machine: Machine) -> None:
+    ctx.machine = lambda: machine
+
+
+async def pause(ctx: Context, name: str) -> None:
+    await until(lambda: runs.get(ctx.store, name).step >= 1)
+    want(ctx, name, "pause")
+    await until_state(ctx, name, "paused")
+
+
+async def ended(ctx: Context, name: str) -> int:
+    """The threads that the pool's process had in the last attempt of a run that is over now."""
+    row = await until_state(ctx, name, "ended")
+    assert row.reason == "completed", row.detail
+    pool = ctx.pools[row.pool or ""]
+    env = json.loads(pool.attempt().command.read_bytes())["env"]
+    assert env["OMP_NUM_THREADS"] == str(pool.setup.threads)
+    return pool.setup.threads
+
+
+async def all_pools_gone(ctx: Context) -> None:
+    await until(lambda: not any(pool.process.is_up for pool in ctx.pools.values()))
+
+
+def resume(ctx: Context, name: str) -> None:
+    ctx.move(name, Move.RESUME)
+    ctx.waker.poke()
+
+
+def warnings(ctx: Context, name: str) -> list[str]:
+    rows = ctx.store.rows("SELECT data FROM events WHERE run = ? AND kind = 'warning'", (name,))
+    return [json.loads(row["data"])["message"] for row in rows]
+
+
+async def test_a_resumed_run_keeps_its_threads_whatever_the_load(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        give(ctx, IDLE)
+        submit(ctx, "a", parameters=LARGE)
+        await pause(ctx, "a")
+        give(ctx, BUSY)
+        submit(ctx, "b", model="/models/other", parameters=LARGE)  # the warm pool makes room for another base
+        assert await ended(ctx, "b") == 1
+        resume(ctx, "a")
+        assert await ended(ctx, "a") == 8
+        assert warnings(ctx, "a") == []
+
+
+async def test_a_run_resumed_by_a_new_daemon_after_a_kill_keeps_its_threads(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        give(ctx, BUSY)
+        submit(ctx, "a", parameters=LARGE)
+        await until(lambda: runs.get(ctx.store, "a").step >= 1)
+        os.kill(pid_of(ctx, "a"), signal.SIGKILL)
+        assert (await until_state(ctx, "a", "ended")).reason == "lost"
+        (pool,) = ctx.pools.values()
+        os.kill(pool.process.pid or 0, signal.SIGKILL)
+    async with reconciling(home) as ctx:
+        give(ctx, IDLE)
+        resume(ctx, "a")
+        assert await ended(ctx, "a") == 1
+
+
+async def test_a_run_of_a_version_that_kept_nothing_has_the_threads_of_its_pool(home: Path) -> None:
+    async with reconciling(home, idle_timeout=0.0) as ctx:
+        give(ctx, IDLE)
+        submit(ctx, "a", parameters=LARGE)
+        await pause(ctx, "a")
+        await all_pools_gone(ctx)
+        (run_dir(runs.get(ctx.store, "a")).root / FILE).unlink()
+        give(ctx, BUSY)
+        resume(ctx, "a")
+        assert await ended(ctx, "a") == 8
+
+
+async def test_a_run_that_has_more_threads_than_can_run_here_goes_on_and_says_so(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        give(ctx, IDLE)
+        submit(ctx, "a", parameters=LARGE)
+        await pause(ctx, "a")
+        give(ctx, replace(IDLE, quota=2.0))
+        resume(ctx, "a")
+        assert await ended(ctx, "a") == 8
+        (warning,) = warnings(ctx, "a")
+        assert "8 threads" in warning and "only 2 can run here" in warning
+
+
+async def test_a_run_that_is_not_deterministic_is_chosen_anew(home: Path) -> None:
+    async with reconciling(home, idle_timeout=0.0) as ctx:
+        give(ctx, IDLE)
+        submit(ctx, "a", parameters=LARGE, deterministic=False)
+        await pause(ctx, "a")
+        await all_pools_gone(ctx)
+        give(ctx, BUSY)
+        resume(ctx, "a")
+        assert await ended(ctx, "a") == 1
+
+
+async def test_load_alone_does_not_keep_a_run_out_of_a_warm_pool(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        give(ctx, IDLE)
+        submit(ctx, "a", parameters=LARGE)
+        assert await ended(ctx, "a") == 8
+        give(ctx, BUSY)
+        submit(ctx, "b", parameters=LARGE)
+        assert await ended(ctx, "b") == 8
+        assert len(ctx.pools) == 1 and "is warm" in kept(ctx, "b")["reason"]["text"]
+
+
+async def test_a_small_model_does_not_take_the_threads_of_a_warm_pool(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", pool={"threads": 2})
+        assert await ended(ctx, "a") == 2
+        submit(ctx, "b")
+        assert await ended(ctx, "b") == 1
+
+
+async def test_a_pool_that_trains_with_other_threads_serves_the_version_of_a_run(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", pool={"threads": 2})
+        await ended(ctx, "a")
+        behave(home, driver={"seconds": 30})
+        submit(ctx, "b", pool={"threads": 3})
+        await until_state(ctx, "b", "running")
+        assert pool_for(ctx, runs.get(ctx.store, "a")).setup.threads == 3
+        want(ctx, "b", "kill")
+
+
+async def test_a_damaged_file_of_a_run_keeps_it_waiting_in_words(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await pause(ctx, "a")
+        (run_dir(runs.get(ctx.store, "a")).root / FILE).write_text("{")
+        resume(ctx, "a")
+        assert "is damaged" in await until(lambda: runs.get(ctx.store, "a").waiting)
+
+
+async def test_a_pool_tells_what_it_runs_with_and_who_decided(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        give(ctx, IDLE)
+        submit(ctx, "a", pool={"threads": 3})
+        await ended(ctx, "a")
+        (pool,) = ctx.pools.values()
+        view = pool_view(ctx, pool)
+        assert view.runtime is not None
+        assert view.threads == view.runtime.threads == 3
+        assert view.runtime.reasons["threads"].source == "spec"
+        assert view.runtime.malloc["MALLOC_TRIM_THRESHOLD_"] == 1 << 30
+
+
+def kept(ctx: Context, name: str) -> Any:
+    return json.loads((run_dir(runs.get(ctx.store, name)).root / FILE).read_bytes())
+
+
+def checks(made: World) -> dict[str, Any]:
+    return {check["name"]: check for check in made.json("doctor")}
+
+
+def test_doctor_tells_what_pools_would_get_have_and_why() -> None:
+    with world() as made:
+        made.home.root.mkdir()
+        made.home.config.write_text("runtime: {threads: 2, malloc: off}")
+        before = checks(made)
+        assert before["tiny model"]["detail"].startswith("2 threads (config: runtime.threads")
+        assert before["malloc"]["detail"] == "nothing set (config: runtime.malloc is off)"
+        assert before["cpus"]["facts"]["cpus"] == len(os.sched_getaffinity(0))
+        made.run("a", "pool.threads=1", text=SMALL)
+        facts = checks(made)["pool tiny-1"]["facts"]
+        assert (facts["threads"], facts["wait_policy"], facts["malloc"]) == (1, "passive", {})
+        assert facts["reasons"]["threads"] == {"source": "spec", "text": "pool.threads"}
+        assert "pool tiny-1" in made.lorad("doctor").stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "given"), [("cpu", None, True), ("cuda:0", None, False), ("cuda:0", True, True)]
+)
+def test_a_run_is_deterministic_when_asked_to_and_by_itself_on_a_cpu(
+    device: str, asked: bool | None, given: bool
+) -> None:
+    spec = convert({} if asked is None else {"deterministic": asked})
+    setup = setup_for(spec, Config(), Device(device, "", 1 << 30), model_path="/m", dtype="float32", threads=1)
+    assert setup.deterministic is given

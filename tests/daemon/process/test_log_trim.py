@@ -1,0 +1,135 @@
+"""Logs of what is alive stay small, and lose nothing on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lorad.box.config import Supervision
+from lorad.box.paths import AttemptDir
+from lorad.daemon import trim_logs
+from lorad.daemon.api.verbs.logs import read
+from lorad.daemon.process import log_trim
+from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
+
+LIMIT = 1 << 16
+WRITER = """
+import os, sys
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for number in range(int(sys.argv[2])):
+    os.write(log, b"%d\\n" % number)
+"""
+
+
+@pytest.fixture(params=["collapse", "copy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to cut; the first only where the filesystem can."""
+    if request.param == "copy":
+        monkeypatch.setattr(log_trim, "collapse", lambda fd, gone: False)
+    return str(request.param)
+
+
+def numbered(path: Path, lines: int, first: int = 0) -> None:
+    with path.open("a") as log:
+        log.writelines(f"line {number:06d}\n" for number in range(first, first + lines))
+
+
+def test_the_newer_half_of_a_large_log_stays_and_says_what_went(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "log"
+    numbered(path, 10_000)
+    assert log_trim.cut(path, LIMIT)
+    assert path.stat().st_size <= LIMIT
+    first, *_, last = path.read_text().splitlines()
+    assert first.startswith("[lorad] ") and "bytes of this log were cut before here" in first
+    assert last == "line 009999"
+
+
+def test_a_log_within_its_limit_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    numbered(path, 100)
+    before = path.read_bytes()
+    assert not log_trim.cut(path, LIMIT) and path.read_bytes() == before
+
+
+def test_who_follows_by_offset_reads_on_where_it_was(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "log"
+    numbered(path, 10_000)
+    offset = read(path, -11, 1 << 20).offset
+    for first in (10_000, 20_000):
+        assert log_trim.cut(path, LIMIT)
+        numbered(path, 10_000, first)
+        part = read(path, offset, 12)
+        assert part.text == f"line {first:06d}\n"
+        offset = read(path, -1, 1).offset
+
+
+def test_who_was_slow_reads_on_from_what_there_is(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "log"
+    numbered(path, 10_000)
+    log_trim.cut(path, LIMIT)
+    part = read(path, 600, 40)
+    assert part.text.startswith("[lorad]") and part.offset > 600 + 40
+
+
+def test_an_offset_past_the_end_is_of_another_log_and_begins_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    numbered(path, 2)
+    assert read(path, 1000, 12).text == "line 000000\n"
+    assert read(path, 24, 12).text == ""
+
+
+def test_what_is_written_while_a_log_is_cut_is_not_lost(tmp_path: Path) -> None:
+    path, lines = tmp_path / "log", 60_000
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(lines)])
+    cuts = 0
+    while writer.poll() is None:
+        cuts += log_trim.cut(path, LIMIT)
+    if not cuts:
+        pytest.skip("the writer was done before it was cut")
+    _, _, *kept = path.read_text().splitlines()  # without the mark, and the line that it was written over
+    assert [int(line) for line in kept] == list(range(lines - len(kept), lines))
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_file_with_another_name_is_nobodys_log(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    precious, attempt = tmp_path / "elsewhere" / "precious", tmp_path / "attempt"
+    for directory in (precious.parent, attempt):
+        directory.mkdir()
+    numbered(precious, 10_000)
+    link(precious, attempt / "trainer.log")
+    before = precious.read_bytes()
+    log_trim.cut_all([AttemptDir(attempt)], LIMIT)
+    assert precious.read_bytes() == before
+
+
+async def test_the_next_look_waits_for_the_one_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cutting, gate = [], threading.Event()
+    monkeypatch.setattr(trim_logs, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trim_logs, "cut_all", lambda *_: cutting.append(gate.wait(30)))
+    ctx = open_context(home)
+    for _ in range(3):
+        trim_logs.rotate(ctx)
+    assert len(ctx.tasks) == 1
+    gate.set()
+    await asyncio.gather(*ctx.tasks)
+    trim_logs.rotate(ctx)
+    assert len(cutting) == 1 and len(ctx.tasks) == 1
+    await asyncio.gather(*ctx.tasks)
+
+
+async def test_the_daemon_cuts_the_log_of_a_run_that_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trim_logs, "LOOK_SECONDS", 0.1)
+    behave(home, driver={"seconds": 0.1, "prints": 10_000})
+    async with reconciling(home, supervision=Supervision(log_bytes=LIMIT)) as ctx:
+        submit(ctx, "a", trainer={"steps": 1000})
+        await until_state(ctx, "a", "running")
+        log = ctx.home.run("a").attempt(1).log
+        await until(lambda: log.read_bytes().startswith(b"[lorad] "))
+        assert log.stat().st_size <= 2 * LIMIT

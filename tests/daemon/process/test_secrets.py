@@ -1,0 +1,132 @@
+"""Secrets reach the processes of a run and no other place; specs that hold some are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lorad.box.config import Config
+from lorad.daemon.process.secrets import secrets_of
+from lorad.errors import SpecError
+from lorad.spec.text import load_spec
+from tests.kit.daemon_world import behave, serving
+
+VALUE = "zx81-the-value-that-nobody-finds-4711"
+TOKEN = "hf_" + "a1B2" * 8
+
+
+async def test_a_secret_is_in_the_environment_of_a_run_and_nowhere_else(home: Path) -> None:
+    file = home.with_name(f"{home.name}-token")
+    file.write_text(f"{VALUE}\n")
+    file.chmod(0o600)
+    (home / "config.yaml").write_text(f"secrets: {{MY_TOKEN: {file}}}\n")
+    behave(home, driver={"seconds": 0.2})
+    async with serving(home, secrets={"MY_TOKEN": file}) as api:
+        await api.run("a")
+        shown = await api.until("a", "running")
+        assert {process.role for process in shown.processes} >= {"driver", "pool"}
+        for process in (process for process in shown.processes if process.role in ("driver", "pool")):
+            assert f"MY_TOKEN={VALUE}" in environment(process.pid)
+        assert not any(VALUE in line for line in command_lines())
+        told = [await api("show", "a"), await api("list", all=True), await api("logs", "a"), await api("pools")]
+        assert VALUE not in repr(told)
+        await api.until("a", "ended")
+    assert [str(path) for path in files_below(home) if VALUE.encode() in path.read_bytes()] == []
+    file.unlink()
+
+
+def environment(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+
+
+def files_below(root: Path) -> list[Path]:
+    found = [path for path in root.rglob("*") if path.is_file()]
+    assert any(path.name == "lorad.db" for path in found)
+    assert any(path.name == "command.json" for path in found)
+    return found
+
+
+def command_lines() -> Iterator[str]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                yield Path(entry.path, "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_secret_that_others_may_read_is_refused_without_its_value(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "token"
+    file.write_text(VALUE)
+    file.chmod(mode)
+    with pytest.raises(SpecError, match=r"secrets of config.yaml: MY_TOKEN: .*token: others") as error:
+        secrets_of(Config(secrets={"MY_TOKEN": file}))
+    assert VALUE not in str(error.value) + error.value.hint
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "pipe", "directory", "somebody else's"])
+def test_a_secret_that_is_no_file_of_this_user_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "token"
+    match kind:
+        case "empty":
+            file.touch(0o600)
+        case "pipe":
+            os.mkfifo(file, 0o600)
+        case "directory":
+            file.mkdir(0o700)
+        case "somebody else's":
+            if os.getuid() != 0:
+                pytest.skip("needs root, to give a file away")
+            file.write_text(VALUE)
+            file.chmod(0o600)
+            os.chown(file, 54321, 54321)
+    with pytest.raises(SpecError, match="MY_TOKEN"):
+        secrets_of(Config(secrets={"MY_TOKEN": file}))
+
+
+async def test_a_run_is_not_even_queued_when_a_secret_cannot_be_read(home: Path) -> None:
+    (home / "config.yaml").write_text("secrets: {MY_TOKEN: /nowhere/token}\n")
+    async with serving(home) as api:
+        with pytest.raises(SpecError, match="/nowhere/token"):
+            await api.run("a")
+        assert await api("list", all=True) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("rollout: {engine_args: {api-key: x}}", []),
+        ("rollout: {engine_args: {hf_token: x}}", []),
+        ("trainer: {backend_args: {inner: {password: x}}}", []),
+        ("rollout: {engine_args: {tokens: [" + TOKEN + "]}}", []),
+        (f"# {TOKEN}\nseed: 1", []),
+        ("rollout: {engine_args: {a: 'Bearer " + "x" * 30 + "'}}", []),
+        ("rollout: {engine_args: {a: 'https://me:hunter22@example.org'}}", []),
+        ("", [f"rollout.engine_args.a={TOKEN}"]),
+        ("", ["rollout.engine_args.secret=x"]),
+        ("", [f"rollout.engine_args.a=[{TOKEN}"]),
+    ],
+)
+def test_a_spec_with_a_secret_is_refused_without_quoting_it(text: str, overrides: list[str]) -> None:
+    with pytest.raises(SpecError, match=r"secret") as error:
+        load_spec(text, source="a.yaml", overrides=overrides)
+    assert "config.yaml" in error.value.hint
+    assert not any(word in str(error.value) for word in (TOKEN, "hunter22", "x" * 30))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rollout: {engine_args: {eos_token: x, max-num-batched-tokens: 5, skip_tokenizer_init: true}}",
+        "rollout: {max_new_tokens: 5, url: 'http://box:8000', key_file: /k}",
+        "data: {prompt_key: q, answer_key: a}",
+        "model: {path: hf_org/sk-model}",
+        "trainer: {backend_args: {token: null}}",
+    ],
+)
+def test_words_that_only_sound_like_secrets_are_let_through(text: str) -> None:
+    load_spec(text)

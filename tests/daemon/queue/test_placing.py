@@ -1,0 +1,101 @@
+"""Where runs go on a machine with several GPUs: neighbours, each held by one pool."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.config import Backend, Config, RuntimeSettings
+from lorad.box.machine import read_machine
+from lorad.daemon.api.verbs.devices import handle as list_devices
+from lorad.daemon.gpu.devices import Device, is_taken
+from lorad.daemon.queue.place import asked_of, place_runs
+from lorad.daemon.queue.tenants import tenants_of
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.store import pools as rows
+from lorad.store import runs
+from tests.kit.daemon_world import open_context, reconciling, submit, until, until_state
+from tests.kit.fakes.gpu_kit import gpus
+
+FSDP: dict[str, Any] = {"backend": "fsdp", "steps": 6}
+
+
+async def test_a_run_has_all_gpus_that_its_ranks_need(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 3, monkeypatch, tmp_path)
+        submit(ctx, "a", trainer=FSDP | {"dp": 2})
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+        (pool,) = ctx.pools.values()
+        assert pool.setup.names == ("cuda:0", "cuda:1")
+        assert [row.device for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
+        assert [is_taken(device) for device in ctx.devices] == [True, True, False]
+        assert [found.pool for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
+
+
+async def test_a_warm_pool_goes_before_a_free_gpu_and_a_free_gpu_before_one_that_must_be_emptied(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        for name, model in (("a", "/models/one"), ("b", "/models/two"), ("c", "/models/two")):
+            submit(ctx, name, model=model)
+            await until_state(ctx, name, "ended")
+        where = {pool.id: (pool.setup.device, pool.process.is_up, pool.number) for pool in ctx.pools.values()}
+        assert where == {"one-1": ("cuda:0", True, 1), "two-1": ("cuda:1", True, 1)}
+
+
+async def test_idle_pools_make_room_on_all_gpus_that_are_needed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        for name in ("one", "two"):
+            submit(ctx, name, model=f"/models/{name}")
+            await until_state(ctx, name, "ended")
+        submit(ctx, "wide", trainer=FSDP | {"dp": 2})
+        assert (await until_state(ctx, "wide", "ended")).reason == "completed"
+        assert [pool.id for pool in ctx.pools.values() if pool.process.is_up] == [runs.get(ctx.store, "wide").pool]
+
+
+async def test_more_gpus_than_there_are_is_told(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reconciling(home) as ctx:
+        gpus(ctx, 2, monkeypatch, tmp_path)
+        submit(ctx, "a", trainer=FSDP | {"dp": 4})
+        waiting = await until(lambda: runs.get(ctx.store, "a").waiting)
+        assert waiting == "it needs 4 GPUs, this machine has 2"
+
+
+def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a", trainer=FSDP | {"dp": 4})
+    place_runs(ctx)
+    (pool,) = ctx.pools.values()
+    assert pool.setup.names == ("cpu",) and [run.name for run in tenants_of(ctx, pool)] == ["a"]
+
+
+def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
+    ctx = open_context(home)
+    machine = read_machine()
+    ctx.machine = lambda: machine
+    submit(ctx, "a", "/models/tiny", deterministic=False)
+    (devices,) = asked_of(ctx, runs.get(ctx.store, "a"))
+
+    def asked() -> PoolSetup:
+        return asked_of(ctx, runs.get(ctx.store, "a"))[devices][0]
+
+    assert asked() is asked() and asked().model_path == "/models/tiny"
+    path = ctx.home.run("a").root / "request.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_path": "/models/other"}))
+    assert asked().model_path == "/models/other"
+    ctx.config = Config(backends={"builtin": Backend(trainer="mine:Trainer")}, runtime=RuntimeSettings(threads=3))
+    assert (asked().trainer_class, asked().threads) == ("mine:Trainer", 3)
+    with ctx.store.write() as connection:
+        connection.execute("UPDATE runs SET owner_uid = 7, spec = json_set(spec, '$.pool.threads', 2)")
+    assert (asked().owner, asked().threads) == (7, 2)
+    ctx.devices = [Device("cpu:0", "half a CPU", 1 << 30), Device("cpu:1", "half a CPU", 1 << 30)]
+    assert devices not in asked_of(ctx, runs.get(ctx.store, "a"))

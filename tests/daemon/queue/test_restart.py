@@ -1,0 +1,202 @@
+"""Restarts by themselves: after which ends, how soon, how often; and what is said of an end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.paths import AttemptDir
+from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.queue.futile import futile_attempts
+from lorad.daemon.queue.restart import delay, wait_for_restart
+from lorad.daemon.runs.settle import pool_of_lost
+from lorad.states import EndReason, Move
+from lorad.store import runs
+from lorad.store.metrics import steps
+from lorad.store.rows import RunRow
+from tests.kit import daemon_world
+from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
+
+AGAIN = {"restart": "on-failure"}
+
+
+def closed(ctx: Context) -> None:
+    ctx.store.close()
+    ctx.journal.close()
+
+
+def power_cut(attempt: AttemptDir) -> None:
+    """As if the machine had gone down under the process and come back."""
+    status = json.loads(attempt.status.read_bytes())
+    os.kill(status["shim_pid"], signal.SIGKILL)
+    os.killpg(status["pid"], signal.SIGKILL)
+    attempt.status.write_text(json.dumps(status | {"boot_id": "another"}))
+
+
+async def cut_at_step(home: Path, step: int, **sections: Any) -> None:
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", **sections)
+        await until(lambda: runs.get(ctx.store, "a").state == "running" and runs.get(ctx.store, "a").step >= step)
+        there = attempt_dir(runs.get(ctx.store, "a")), ctx.pools["tiny-1"].attempt()
+    for attempt in there:
+        power_cut(attempt)
+
+
+async def test_a_run_that_the_machine_went_down_under_says_so_and_can_be_resumed(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    await cut_at_step(home, 2)
+    async with reconciling(home) as ctx:
+        row = await until_state(ctx, "a", "ended")
+        assert row.reason == "lost" and row.detail.startswith("the machine was restarted, at 20")
+        ctx.move("a", Move.RESUME)
+        ctx.waker.poke()
+        row = await until_state(ctx, "a", "ended")
+        assert (row.reason, [step.step for step in steps(ctx.store, "a")]) == ("completed", [1, 2, 3, 4, 5, 6])
+
+
+async def test_a_run_that_wants_it_goes_on_by_itself_after_the_machine_was_restarted(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    await cut_at_step(home, 2, resources=AGAIN)
+    async with reconciling(home) as ctx:
+        row = await until_state(ctx, "a", "ended")
+        assert (row.reason, row.attempt, ctx.pools["tiny-1"].number) == ("completed", 2, 2)
+
+
+async def test_a_restart_of_the_machine_is_not_held_against_a_run(home: Path) -> None:
+    behave(home, driver={"seconds": 30})
+    await cut_at_step(home, 0, resources=AGAIN)
+    async with reconciling(home) as ctx:
+        await until(lambda: runs.get(ctx.store, "a").attempt == 2)
+        assert futile_attempts(ctx, "a", before=2) == 0
+
+
+async def test_a_driver_and_its_shim_that_were_killed_are_no_restart_of_the_machine(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        status = json.loads(attempt_dir(runs.get(ctx.store, "a")).status.read_bytes())
+        os.kill(status["shim_pid"], signal.SIGKILL)
+        os.killpg(status["pid"], signal.SIGKILL)
+        assert (await until_state(ctx, "a", "ended")).detail == "the driver vanished without an exit code"
+
+
+def test_each_attempt_that_got_no_further_doubles_the_pause_up_to_a_limit(home: Path) -> None:
+    ctx = open_context(home)
+    ctx.patience = dataclasses.replace(ctx.patience, restart=1.0)
+    assert [delay(ctx, futile) for futile in (0, 1, 2, 8, 9, 60)] == [1, 2, 4, 256, 300, 300]
+    closed(ctx)
+
+
+async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_world, "QUICK", dataclasses.replace(daemon_world.QUICK, restart=60.0))
+    behave(home, driver={"crash_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources=AGAIN)
+        await until(lambda: runs.get(ctx.store, "a").waiting == "restarts 60 s after attempt 1 was lost")
+    ctx = open_context(home)
+    assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "restarts 60 s after attempt 1 was lost"
+    assert 50 < ctx.not_before["a"] - time.monotonic() <= 60
+    with ctx.store.write() as connection:
+        connection.execute("UPDATE runs SET restart_at = restart_at - 61, waiting = 'in other words'")
+    assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "in other words"
+    ctx.not_before.clear()
+    assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == ""
+    assert runs.get(ctx.store, "a").restart_at is None
+    closed(ctx)
+
+
+async def test_who_resumes_by_hand_does_not_wait(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_world, "QUICK", dataclasses.replace(daemon_world.QUICK, restart=60.0))
+    behave(home, driver={"crash_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources=AGAIN)
+        await until(lambda: runs.get(ctx.store, "a").restart_at)
+        behave(home)
+        ctx.move("a", Move.END, reason=EndReason.STOPPED, by="me")
+        ctx.move("a", Move.RESUME, by="me")
+        ctx.waker.poke()
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+
+
+async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
+    behave(home, driver={"crash_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources=AGAIN | {"max_restarts": 1})
+        row = await settled(ctx)
+        assert (row.reason, row.attempt) == ("lost", 2)
+        assert row.detail.endswith("no restart any more after 1 (resources.max_restarts); `lorad resume a` goes on")
+        ctx.move("a", Move.RESUME, by="me")
+        assert runs.restarts(ctx.store, "a") == 0
+        ctx.waker.poke()
+        assert (await settled(ctx)).attempt == 4
+
+
+async def settled(ctx: Context) -> RunRow:
+    """The run, once it ended for good."""
+    row: RunRow = await until(lambda: (r := runs.get(ctx.store, "a")).state == "ended" and r)
+    return row
+
+
+async def test_each_attempt_keeps_why_it_ended(home: Path) -> None:
+    behave(home, driver={"crash_at": 3})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", resources=AGAIN)
+        await until(lambda: runs.get(ctx.store, "a").attempt == 2)
+        behave(home)
+        await until_state(ctx, "a", "ended")
+        details = [attempt.detail for attempt in runs.attempts(ctx.store, "a")]
+        assert details == ["the driver exited with code 3; its log ends: the driver is out of luck", "6 steps"]
+
+
+async def test_what_a_log_says_of_the_end_is_told_with_advice(home: Path) -> None:
+    behave(home, driver={"crash_at": 3, "says": "OSError: [Errno 28] No space left on device: 'samples'"})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        row = await until_state(ctx, "a", "ended")
+        assert row.detail.startswith("the driver exited with code 3: no space is left on a disk. `lorad gc` deletes")
+
+
+async def test_what_a_driver_says_of_its_end_comes_with_advice(home: Path) -> None:
+    behave(home, driver={"fails_at": 3, "says": "cannot write: No space left on device"})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        row = await until_state(ctx, "a", "ended")
+        assert row.reason == "failed"
+        assert row.detail.startswith("cannot write: No space left on device; `lorad gc` deletes")
+
+
+async def test_who_lost_its_pool_says_how_that_went_be_it_still_going(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", trainer={"steps": 1000})
+        await until_state(ctx, "a", "running")
+        row, pool = runs.get(ctx.store, "a"), ctx.pools["tiny-1"].attempt()
+        assert pool_of_lost(ctx, row) == ""
+        pool.killed.write_text(json.dumps({"why": "pool tiny-1 was hung; killed"}))
+        assert pool_of_lost(ctx, row) == "pool tiny-1 was hung; killed"
+        ctx.processes.kill_group(pool)
+        await until(lambda: ctx.processes.inspect(pool).is_over)
+        assert pool_of_lost(ctx, row) == "pool tiny-1 was hung; killed"
+
+
+async def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_that(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        attempt = attempt_dir(runs.get(ctx.store, "a"))
+
+    os.kill(json.loads(attempt.status.read_bytes())["pid"], signal.SIGKILL)
+    status = await until(lambda: (s := json.loads(attempt.status.read_bytes()))["ended_at"] and s)
+    attempt.status.write_text(json.dumps(status | {"oom_before": 3, "oom_after": 4}))
+    async with reconciling(home) as ctx:
+        row = await until_state(ctx, "a", "ended")
+        assert row.detail.startswith("the driver was killed by the kernel: the machine ran out of memory. ")

@@ -1,0 +1,85 @@
+"""What the end of a run or a pool means for the others in it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+from lorad.daemon.context import Context
+from lorad.daemon.pools.life import stop_pool
+from lorad.store import runs
+from lorad.store.rows import RunRow
+from tests.kit.daemon_world import behave, finished, reconciling, submit, until, until_state
+from tests.kit.fakes.daemon_fakes import FACTS
+
+AGAIN = {"restart": "on-failure"}
+
+
+def row(ctx: Context, name: str) -> RunRow:
+    return runs.get(ctx.store, name)
+
+
+async def test_the_run_that_came_last_gives_up_first_when_a_pool_dies_again_and_again(home: Path) -> None:
+    behave(home, driver={"seconds": 60.0})
+    async with reconciling(home) as ctx:
+        for name in "ab":
+            submit(ctx, name, resources=AGAIN)
+        for attempt in (1, 2, 3):
+            await until(functools.partial(both_run, ctx, attempt))
+            ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
+        assert "3 attempts got no further" in (await until_state(ctx, "b", "ended")).detail
+        behave(home, driver={"seconds": 0.5})
+        await until(lambda: (row(ctx, "a").state, row(ctx, "a").attempt) == ("running", 4))
+        behave(home)
+        ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+
+
+def both_run(ctx: Context, attempt: int) -> bool:
+    return all((row(ctx, name).state, row(ctx, name).attempt) == ("running", attempt) for name in "ab")
+
+
+async def test_a_run_that_lost_a_pool_in_which_others_work_leaves_it_to_them(home: Path) -> None:
+    behave(home, driver={"seconds": 0.2})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a", trainer={"steps": 15})
+        await until_state(ctx, "a", "running")
+        behave(home, driver={"lost_at": 2})
+        submit(ctx, "b")
+        assert (await until_state(ctx, "b", "ended")).reason == "lost"
+        assert (await until_state(ctx, "a", "ended")).reason == "completed"
+        assert ctx.pools["tiny-1"].number == 1
+
+
+async def test_a_pool_that_does_not_stop_is_ended_though_runs_hang_in_it(home: Path) -> None:
+    behave(home, driver={"hang": True, "seconds": 60.0}, pool={"deaf": True})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        stop_pool(ctx, ctx.pools["tiny-1"])
+        assert (await until_state(ctx, "a", "ended")).reason == "lost"
+
+
+async def test_a_run_whose_backend_is_gone_does_not_keep_others_from_being_held(home: Path) -> None:
+    async with reconciling(home) as ctx:
+        finished(ctx, "a")
+        finished(ctx, "b")
+        request = home / "runs/a/request.json"
+        request.write_text(json.dumps(json.loads(request.read_text()) | {"facts": FACTS}))
+        with ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET spec = json_set(spec, '$.rollout.backend', 'vllm') WHERE name = 'a'")
+            connection.execute("UPDATE versions SET pinned = 1 WHERE version = 1006")
+        submit(ctx, "c", FACTS["model_path"])
+        await until_state(ctx, "c", "ended")
+        await until(lambda: (status := ctx.pools["tiny-1"].status) and status.kept == ["b@1006"])
+
+
+async def test_a_tenant_whose_files_are_gone_keeps_nobody_out(home: Path) -> None:
+    behave(home, driver={"seconds": 5.0})
+    async with reconciling(home) as ctx:
+        submit(ctx, "a")
+        await until_state(ctx, "a", "running")
+        (home / "runs/a/request.json").unlink()
+        submit(ctx, "b")
+        await until_state(ctx, "b", "running")

@@ -1,0 +1,317 @@
+"""The database is an index: without it, the journals and the directories of the runs tell all that was in it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import lorad
+from lorad.box.paths import Home
+from lorad.daemon.daemon import prepare
+from lorad.daemon.home_lock import lock
+from lorad.daemon.journal import ROWS, DaemonJournal, read
+from lorad.daemon.open_store import open_store, record, tell_start
+from lorad.daemon.record.repair import repair
+from lorad.daemon.record.rows_and_disk import of_home
+from lorad.errors import Conflict, IntegrityError
+from lorad.store.db import Store
+from lorad.store.versions import set_pinned
+from tests.daemon.serving.test_serve import adapter_in, serve
+from tests.kit.daemon_world import Api, behave, finished, open_context, serving
+from tests.kit.world import world
+
+TABLES = ("runs", "attempts", "steps", "evals", "versions", "checkpoints", "aliases", "alias_moves", "sweeps", "events")
+FOUND_AGAIN = ("waiting",)  # of runs: by the next look at the queue
+GRID = ["trainer.lr=1e-4,3e-4"]
+
+
+async def lively(api: Api, tmp_path: Path) -> None:
+    """Runs that completed, were paused, killed, resumed, forked, swept, imported, aliased, pinned and removed."""
+    await api.run("done")
+    await api.until("done", "ended")
+    await api("pin", "done@1002")
+    for version in ("done@1003", "done@1001"):
+        await api("swap", "bot", version)
+    await api("swap", "gone", "done@1002")
+    await api("remove_alias", "gone")
+    await api("fork", "done@1004", overrides=[], name="child", steps=9, fresh=False)
+    await serve(api, brought=adapter_in(tmp_path / "brought"))
+    await api("sweep", "{trainer: {steps: 2}}", source="s", cwd="/", overrides=GRID, name="lr", halving=None)
+    for name in ("child", "lr-1", "lr-2"):
+        await api.until(name, "ended")
+    await api.run("away")
+    await api.until("away", "ended")
+    await api("remove", "away")
+    behave(api.ctx.home.root, driver={"seconds": 0.5})
+    for name, verb, state in (("rests", "pause", "paused"), ("dead", "kill", "ended"), ("on", "pause", "paused")):
+        await api.run(name)
+        await api.until(name, "running")
+        await api(verb, name)
+        await api.until(name, state)
+    await api("resume", "on", steps=8)
+    await api.until("on", "running")
+
+
+def tables(home: Path) -> dict[str, list[dict[str, Any]]]:
+    store = Store(home / "lorad.db")
+    found = {table: store.rows(f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in TABLES}
+    store.close()
+    return found
+
+
+def without(rows: list[dict[str, Any]], *columns: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in columns} for row in rows]
+
+
+def events_of(rows: list[dict[str, Any]], *, own: bool) -> list[Any]:
+    """As numbered, or (of journals of runs that are there) run by run."""
+    told = [(r["id"], r["at"], r["run"], r["kind"], r["data"]) for r in rows]
+    is_own = [(event, "attempt" not in json.loads(event[4]) or event[3] == "removed") for event in told]
+    if own:
+        return [event for event, mine in is_own if mine]
+    others = [(run, at, *rest) for (_, at, run, *rest), mine in is_own if not mine and run != "away"]
+    return sorted(others, key=lambda event: event[:2])
+
+
+def same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for table in TABLES[1:-1]:
+        assert after[table] == before[table], table
+    assert without(after["runs"], *FOUND_AGAIN) == without(before["runs"], *FOUND_AGAIN)
+    for own in (True, False):
+        assert events_of(after["events"], own=own) == events_of(before["events"], own=own)
+
+
+async def test_what_was_in_a_lost_database_is_there_again(home: Path, tmp_path: Path) -> None:
+    async with serving(home) as api:
+        await lively(api, tmp_path)
+        await api("kill", "on")
+        await api.until("on", "ended")
+        asked = ("aliases", "sweeps", "adapters")
+        told = {ask: await api(ask) for ask in asked} | {"list": await api("list", all=True)}
+    before = tables(home)
+    cut_off(home)
+    done = repair(Home(home))
+    assert (done.told, done.kept, done.counts["runs"]) == ([], None, 8)
+    same(before, tables(home))
+    async with serving(home) as api:
+        again = {ask: await api(ask) for ask in asked} | {"list": await api("list", all=True)}
+        for rows in (told, again):
+            rows["adapters"] = [replace(version, loaded=False) for version in rows["adapters"]]
+        assert again == told
+        made = await api.run("done-2")
+        assert made.state == "queued"
+        assert read(home / "journal.jsonl").changes[-1][0] == ROWS  # it goes on where it was
+
+
+async def ended(home: Path) -> None:
+    """Two runs that are over; one has an alias and a pin."""
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            await api.run(name)
+            await api.until(name, "ended")
+        await api("pin", "a@1002")
+        await api("swap", "bot", "a@1003")
+
+
+def damaged(home: Path) -> list[Path]:
+    return sorted(home.glob("lorad.db.damaged-*"))
+
+
+def cut_off(home: Path) -> None:
+    for path in home.glob("lorad.db*"):
+        path.unlink()
+
+
+async def test_a_journal_of_an_earlier_version_tells_as_much_as_it_knows(home: Path) -> None:
+    await ended(home)
+    before = tables(home)
+    lines = (home / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (home / "journal.jsonl").write_bytes(b"".join(line for line in lines if b'"number":' not in line))
+    cut_off(home)
+    done = repair(Home(home))
+    assert "does not tell everything" in done.told[0] and len(done.told) == 1
+    after = tables(home)
+    for table in ("steps", "evals", "versions"):
+        assert after[table] == before[table], table
+    assert [without([c], "deleted_at") for c in after["checkpoints"]] == [
+        without([c], "deleted_at") for c in before["checkpoints"]
+    ]
+    about = ("name", "owner_uid", "state", "reason", "detail", "spec", "step", "steps", "version", "attempt", "pool")
+    assert [[r[k] for k in about] for r in after["runs"]] == [[r[k] for k in about] for r in before["runs"]]
+    exits = [
+        (r["run"], r["attempt"], r["resumed_from"], r["exit_code"], r["signal"], r["reason"]) for r in after["attempts"]
+    ]
+    assert exits == [("a", 1, None, 0, None, "completed"), ("b", 1, None, 0, None, "completed")]
+    assert [(a["alias"], a["run"], a["version"]) for a in after["aliases"]] == [("bot", "a", 1003)]
+    assert len(after["events"]) == len(before["events"])
+    async with serving(home) as api:
+        assert {run.name for run in await api("list", all=True)} == {"a", "b"}
+    assert read(home / "journal.jsonl").is_complete  # from now on
+
+
+async def test_without_any_journal_of_the_daemon_the_directories_tell(home: Path) -> None:
+    await ended(home)
+    before = tables(home)
+    cut_off(home)
+    (home / "journal.jsonl").unlink()
+    repair(Home(home))
+    after = tables(home)
+    assert after["versions"] == before["versions"]
+    told = [(row["name"], row["state"], row["reason"], row["step"]) for row in after["runs"]]
+    assert told == [("a", "ended", "completed", 6), ("b", "ended", "completed", 6)]
+    assert [(a["alias"], a["run"], a["version"]) for a in after["aliases"]] == [("bot", "a", 1003)]
+
+
+async def test_a_line_of_the_journal_that_is_damaged_costs_what_it_told_and_no_more(home: Path) -> None:
+    await ended(home)
+    path = home / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    hit = next(n for n, line in enumerate(lines) if b'"kind":"rows"' in line and b'"directory"' in line)
+    lines[hit] = lines[hit].replace(b'"priority":0', b'"priority":7')
+    path.write_bytes(b"".join(lines) + b'{"at": 1, "kind": "ro')
+    cut_off(home)
+    done = repair(Home(home))
+    assert f"line {hit + 1} of {path} cannot be read" in done.told
+    told = [(row["name"], row["state"], row["reason"], row["priority"]) for row in tables(home)["runs"]]
+    assert told == [("a", "ended", "completed", 0), ("b", "ended", "completed", 0)]
+
+
+async def test_a_database_that_is_gone_or_older_than_the_journal_is_not_begun_anew(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        api.ctx.store.empty_wal()
+        old = (home / "lorad.db").read_bytes()
+        await api.until("a", "ended")
+        await api.run("b")
+        await api.until("b", "ended")
+    cut_off(home)
+    with pytest.raises(IntegrityError, match="is gone") as refused:
+        open_store(Home(home))
+    assert "`lorad doctor --repair`" in refused.value.hint
+    (home / "lorad.db").write_bytes(old)
+    store, journal = open_store(Home(home)), DaemonJournal(home / "journal.jsonl")
+    with pytest.raises(IntegrityError, match="is older than") as refused:
+        record(store, journal)
+    store.close()
+    journal.close()
+    assert "`lorad doctor --repair`" in refused.value.hint
+    done = repair(Home(home))
+    assert done.kept and damaged(home)[0].read_bytes()[:4096] == old[:4096]
+    assert [row["name"] for row in tables(home)["runs"]] == ["a", "b"]
+
+
+async def test_a_change_that_was_never_committed_is_taken_back(home: Path) -> None:
+    """The daemon dies between the line of the journal and the commit."""
+    ctx = open_context(home)
+    finished(ctx, "a")
+    whole = (home / "journal.jsonl").read_bytes()
+    finished(ctx, "b")
+    ctx.store.close()
+    ctx.journal.close()
+    next_line = (home / "journal.jsonl").read_bytes()[len(whole) :].splitlines(keepends=True)
+    ahead = whole + next(line for line in next_line if b'"number":' in line)
+    cut_off(home)
+    (home / "runs/b/journal.jsonl").unlink()  # it has not begun
+    (home / "journal.jsonl").write_bytes(whole)
+    repair(Home(home))
+    (home / "journal.jsonl").write_bytes(ahead)
+    ctx = open_context(home)
+    ctx.store.close()
+    ctx.journal.close()
+    cut_off(home)
+    repair(Home(home))
+    assert [row["name"] for row in tables(home)["runs"]] == ["a"]
+
+
+def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.daemon.home_lock.GOODBYE_SECONDS", 0.1)  # for one that is ending
+    prepare(Home(home))
+    with lock(Home(home)), pytest.raises(Conflict, match="works in") as refused:
+        repair(Home(home))
+    assert "`lorad daemon stop`" in refused.value.hint
+
+
+def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) -> None:
+    with world() as made:
+        made.lorad("run", made.spec(), "trainer.steps=40", "--name", "r", "--detach")
+        made.reached("r", 2)
+        assert "works with the database" in made.lorad("doctor", "--repair", expect=1).stderr
+        made.lorad("daemon", "stop")
+        database = made.home.database
+        database.write_bytes(database.read_bytes()[:4096] + b"\xff" * 8192)
+        refused = made.lorad("list", expect=5).stderr + made.lorad("daemon", "start", expect=5).stderr
+        assert "is damaged" in refused and "`lorad doctor --repair`" in refused
+        told = {check["name"]: check for check in json.loads(made.lorad("doctor", "--json", expect=1).stdout)}
+        assert not told["database"]["ok"] and "--repair" in told["database"]["hint"]
+        assert "is built anew: 1 runs" in made.lorad("doctor", "--repair").stdout
+        assert damaged(made.home.root)
+        made.lorad("daemon", "start")
+        assert made.over("r").reason == "completed"
+        assert [attempt["exit_code"] for attempt in made.json("show", "r")["attempts"]] == [0]  # nothing began again
+
+
+def test_what_is_missing_and_what_nobody_knows_is_told(home: Path) -> None:
+    ctx = open_context(home)
+    for name in ("a", "b"):
+        finished(ctx, name)
+    set_pinned(ctx.store, "a", 1002, True, by="me")
+    assert of_home(ctx.home, ctx.runs_root).missing == of_home(ctx.home, ctx.runs_root).unknown == []
+    (home / "runs/a/versions/001002").rename(home / "runs/a/versions/002002")
+    (home / "runs/a/checkpoints/000004-a1").rename(home / "runs/stranger")
+    (home / "runs/b").rename(home / "elsewhere")
+    (home / "pools/nobody").mkdir()
+    found = of_home(ctx.home, ctx.runs_root)
+    assert [finding.what.split(" ")[0:2] for finding in found.missing] == [
+        ["run", "b:"],
+        ["a@1002", "is"],
+        ["the", "checkpoint"],
+    ]
+    assert {Path(word).name for f in found.unknown for word in f.what.split() if word.startswith("/")} == {
+        "stranger", "002002", "nobody",
+    }  # fmt: skip
+    assert all(finding.advice for finding in [*found.missing, *found.unknown])
+    ctx.store.close()
+    ctx.journal.close()
+
+
+def test_a_transaction_that_fails_takes_nothing_out_of_the_journal(home: Path) -> None:
+    ctx = open_context(home)
+    finished(ctx)
+    before = (home / "journal.jsonl").read_bytes()
+    with pytest.raises(RuntimeError), ctx.store.write() as connection:
+        connection.execute("UPDATE runs SET detail = 'never'")
+        raise RuntimeError
+    assert (home / "journal.jsonl").read_bytes() == before
+    with ctx.store.write() as connection:
+        connection.execute("UPDATE runs SET step = 1, waiting = 'for nothing'")  # told by its journal, and in passing
+    assert (home / "journal.jsonl").read_bytes() == before
+    with pytest.raises(sqlite3.IntegrityError), ctx.store.write() as connection:
+        connection.execute("PRAGMA defer_foreign_keys = ON")
+        connection.execute("INSERT INTO aliases (alias, run, version, updated_at) VALUES ('x', 'nobody', 1, 0)")
+    assert (home / "journal.jsonl").read_bytes() == before  # the commit itself was refused
+    ctx.readers.close()
+    ctx.store.close()
+    ctx.journal.close()
+
+
+def test_a_newer_schema_is_refused_with_the_command_to_run(home: Path) -> None:
+    ctx = open_context(home)
+    tell_start(ctx.store, ctx.journal)
+    with ctx.store.write() as connection:
+        connection.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('lorad', 'm9', '')"
+        )
+    ctx.readers.close()
+    ctx.store.close()
+    ctx.journal.close()
+    line = (home / "journal.jsonl").read_text().replace(f'"version": "{lorad.__version__}"', '"version": "9.1.0"')
+    (home / "journal.jsonl").write_text(line)
+    with pytest.raises(Conflict, match=r"it was lorad 9\.1\.0") as refused:
+        open_store(Home(home))
+    assert f"{sys.executable} -m pip install -U 'lorad>=9.1.0'" in refused.value.hint

@@ -1,0 +1,290 @@
+"""What the database is built anew from may be damaged, strange, or of another lorad: that costs what it tells."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.paths import Home
+from lorad.daemon.adopt import adopt
+from lorad.daemon.api.verbs import export, gc, remove
+from lorad.daemon.context import Context
+from lorad.daemon.daemon import prepare
+from lorad.daemon.journal import ALL, read
+from lorad.daemon.open_store import open_store, tell_start
+from lorad.daemon.record.repair import repair
+from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.storage.budget import GONE
+from lorad.daemon.storage.prune import REMOVED, Doomed
+from lorad.errors import IntegrityError, StorageError
+from lorad.protocol.journal import JournalWriter
+from lorad.store import events, runs
+from lorad.store.versions import set_pinned
+from tests.daemon.record.test_repair import cut_off, tables
+from tests.daemon.storage.test_gc import keep_one, versions
+from tests.kit.daemon_world import finished, open_context, serving
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def close(ctx: Context) -> None:
+    ctx.readers.close()
+    ctx.store.close()
+    ctx.journal.close()
+
+
+def with_runs(home: Path, *names: str) -> None:
+    ctx = open_context(home)
+    tell_start(ctx.store, ctx.journal)
+    for name in names:
+        finished(ctx, name)
+    close(ctx)
+
+
+def told_of(home: Path) -> list[tuple[str, str, int]]:
+    return [(row["name"], row["state"], row["step"]) for row in tables(home)["runs"]]
+
+
+def rewritten(home: Path, old: bytes, new: bytes, of: bytes = b"") -> None:
+    """The changes of the journal in other words, each with its checksum."""
+    path, lines = home / "journal.jsonl", []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if b'"number":' in line and of in line:
+            body = line.rpartition(b',"crc":')[0].replace(old, new)
+            line = body + b',"crc":%d}\n' % zlib.crc32(body + b"}")
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+
+
+def directory(journal: Path) -> None:
+    journal.unlink()
+    journal.mkdir()
+
+
+def pipe(journal: Path) -> None:
+    journal.unlink()
+    os.mkfifo(journal)
+
+
+def endless(journal: Path) -> None:
+    with journal.open("ab") as file:
+        file.truncate(journal.stat().st_size + (16 << 20))
+
+
+def strange(journal: Path) -> None:
+    with JournalWriter(journal, "a", 1) as writer:
+        writer.append("end", 6, {"reason": {"of": "somebody"}})
+
+
+@pytest.mark.parametrize("spoil", [directory, pipe, endless, strange])
+def test_a_journal_that_cannot_be_read_costs_its_own_run_alone(home: Path, spoil: Callable[[Path], None]) -> None:
+    with_runs(home, "a", "b")
+    cut_off(home)
+    spoil(home / "runs/a/journal.jsonl")
+    done = repair(Home(home))
+    assert len(done.told) == 1 and "runs/a/journal.jsonl" in done.told[0] and "Programming" not in done.told[0]
+    assert [row[:2] for row in told_of(home)] == [("a", "ended"), ("b", "ended")] and told_of(home)[1][2] == 6
+
+
+def test_what_only_a_newer_lorad_knows_is_left_out_in_words(home: Path) -> None:
+    with_runs(home, "a", "b")
+    cut_off(home)
+    rewritten(home, b'"gone":{}', b'"gone":{"plans":[["x"]]}')
+    rewritten(home, b'"state":"ended"', b'"state":"dreaming"', of=b'"name":"a"')
+    done = repair(Home(home))
+    assert done.told[0].startswith("a of runs: CHECK constraint failed") and told_of(home) == [("b", "ended", 6)]
+
+
+def test_without_its_first_line_the_journal_tells_every_event_once(home: Path) -> None:
+    with_runs(home, "a", "b")
+    before, path = tables(home), home / "journal.jsonl"
+    assert read(path).changes[0][0] == ALL
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    cut_off(home)
+    repair(Home(home))
+    for table in ("runs", "events"):
+        assert len(tables(home)[table]) == len(before[table])
+
+
+def test_runs_that_the_database_does_not_know_are_taken_over_from_their_directories(home: Path) -> None:
+    """As the census of `lorad doctor` promises."""
+    with_runs(home, "a", "gone", "b")
+    ctx = open_context(home)
+    shutil.copytree(home / "runs/gone", home / "kept")
+    remove.forget(ctx, "gone", home / "runs/gone", "me")
+    (home / "kept").rename(home / "runs/gone")
+    close(ctx)
+    shutil.copytree(home / "runs/a", home / "runs/c")
+    assert "lorad doctor --repair" in of_home(Home(home), home / "runs").unknown[0].advice
+    assert repair(Home(home)).told == ["run c is as its directory tells"]
+    assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6), ("c", "paused", 6)]
+    close(open_context(home))
+    assert repair(Home(home)).told == []  # the journal knows it now
+
+
+def test_a_directory_that_makes_no_sense_keeps_no_run_from_being_found(home: Path) -> None:
+    with_runs(home, "a", "b", "c")
+    cut_off(home)
+    (home / "journal.jsonl").unlink()
+    for path in (home / "runs/a").rglob("spec.json"):
+        path.write_text("{")
+    with JournalWriter(home / "runs/b/journal.jsonl", "b", 1) as writer:
+        writer.append("attempt", 6, {"no": 1})
+    told = repair(Home(home)).told
+    assert [word.split(" ")[0] for word in told[1:3]] == [f"{home}/runs/a", f"{home}/runs/b"]
+    assert told_of(home) == [("c", "paused", 6)]
+
+
+def test_a_home_that_others_may_pass_stays_so_and_its_files_are_its_owners(home: Path) -> None:
+    with_runs(home, "a")
+    home.chmod(0o711)
+    if os.geteuid() == 0:
+        os.chown(home, 4001, 4001)
+    owner = home.stat().st_uid
+    repair(Home(home))
+    assert home.stat().st_mode & 0o777 == 0o711
+    assert {path.stat().st_uid for path in (home / "lorad.db", home / "daemon.lock")} == {owner}
+
+
+def test_a_home_that_cannot_be_written_to_is_refused_in_words(home: Path) -> None:
+    (home / "daemon.lock").mkdir()
+    with pytest.raises(StorageError, match=r"daemon\.lock: Is a directory"):
+        repair(Home(home))
+    shutil.rmtree(home)
+    home.write_text("")
+    with pytest.raises(StorageError, match=str(home)):
+        prepare(Home(home))
+    home.unlink()
+    home.mkdir()
+
+
+def test_an_empty_file_is_no_database_to_go_on_with(home: Path) -> None:
+    with_runs(home, "a")
+    cut_off(home)
+    (home / "lorad.db").touch()
+    with pytest.raises(IntegrityError, match="is gone"):
+        open_store(Home(home))
+    repair(Home(home))
+    assert told_of(home) == [("a", "ended", 6)]
+
+
+def test_what_follows_a_torn_line_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes half a line and does not let it be cut off either."""
+
+    def failed(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    ctx, write = open_context(home), os.write
+    finished(ctx)
+    with monkeypatch.context() as disk, pytest.raises(StorageError):
+        disk.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+        disk.setattr(os, "ftruncate", failed)
+        set_pinned(ctx.store, "a", 1002, True, by="me")
+    set_pinned(ctx.store, "a", 1003, True, by="me")
+    close(ctx)
+    cut_off(home)
+    repair(Home(home))
+    assert [row["version"] for row in tables(home)["versions"] if row["pinned"]] == [1003]
+
+
+def test_a_clock_that_was_set_back_hides_no_event_of_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, now = open_context(home), time.time
+    finished(ctx, "a")
+    monkeypatch.setattr(time, "time", lambda: now() - 5000)
+    finished(ctx, "b")
+    before = events.after(ctx.store, 0, "b")
+    close(ctx)
+    cut_off(home)
+    repair(Home(home))
+    ctx = open_context(home)
+    after = events.after(ctx.store, 0, "b")
+    close(ctx)
+    assert sorted((e.kind, e.at) for e in after) == sorted((e.kind, e.at) for e in before)
+
+
+def test_what_an_upgrade_changed_is_in_the_journal(home: Path) -> None:
+    shutil.copy(DATA / "m0002_sweeps_and_serving.db", home / "lorad.db")
+    with sqlite3.connect(home / "lorad.db") as old:
+        old.execute("PRAGMA user_version = 1")
+    (home / "journal.jsonl").write_bytes(b'{"kind":"all","number":1,"rows":{},"gone":{},"crc":1}\n')
+    rewritten(home, b"", b"")
+    assert read(home / "journal.jsonl").changes[0][1].number == 1  # as far as the database
+    close(open_context(home))
+    close(open_context(home))
+    changes = read(home / "journal.jsonl").changes
+    assert [kind for kind, _ in changes] == [ALL] and changes[0][1].number == 2 and changes[0][1].rows["runs"]
+
+
+def test_a_run_whose_removal_fails_has_its_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise StorageError("journal.jsonl: No space left on device")
+
+    ctx = open_context(home)
+    run = finished(ctx)
+    monkeypatch.setattr(ctx.journal, "write_ahead", full)
+    with pytest.raises(StorageError):
+        remove.forget(ctx, "a", Path(run.directory), "me")
+    assert runs.exists(ctx.store, "a") and (home / "runs/a/journal.jsonl").exists()
+    close(ctx)
+
+
+def test_a_removal_that_died_before_it_was_said_is_taken_back(home: Path) -> None:
+    ctx = open_context(home)
+    finished(ctx, "a")
+    finished(ctx, "a-1")
+    (home / "runs/a-1").rename(home / f"runs/{REMOVED}a-1-17")
+    (home / f"runs/{REMOVED}b-18").mkdir()
+    adopt(ctx)
+    assert sorted(path.name for path in (home / "runs").iterdir()) == ["a", "a-1"]
+    close(ctx)
+
+
+async def test_what_is_asked_for_while_gc_looks_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        found = gc.found
+
+        async def slowly(*arguments: Any) -> list[Doomed]:
+            items = await found(*arguments)
+            set_pinned(api.ctx.store, "a", 1002, True, by="me")
+            return items
+
+        monkeypatch.setattr(gc, "found", slowly)
+        deleted = {Path(item.path).name for item in (await api("gc")).deleted}
+        assert "001001" in deleted and "001002" not in deleted
+        assert versions(home) == ["001002", "001006"]
+
+
+async def test_a_version_that_is_exported_is_in_hand(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        copy, seen = export.copy, list[int]()
+
+        def looked(*arguments: Any) -> None:
+            seen.append(api.ctx.in_hand["a@1001"])
+            copy(*arguments)
+
+        monkeypatch.setattr(export, "copy", looked)
+        await api("export", "a@1001", str(tmp_path / "out"))
+        assert seen == [1] and not api.ctx.in_hand
+
+
+async def test_samples_that_went_for_the_disk_budget_are_no_exception_of_the_audit(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        (home / "runs/a/samples/000001.jsonl").unlink()
+        for told in (True, False):
+            audit = next(check for check in (await api("verify", "a")).checks if check.check == "audit")
+            assert any("000001.jsonl is missing" in problem for problem in audit.problems) is told
+            events.append(api.ctx.store, "a", GONE, {"bytes": 1})

@@ -1,0 +1,164 @@
+"""`lorad verify`: whatever byte is broken is found and named, and what is whole or pruned is no problem."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lorad.client.box_shapes import Check
+from lorad.daemon.storage.prune import prune
+from lorad.protocol.journal import decode, encode
+from lorad.states import Move
+from tests.kit.daemon_world import Api, behave, finished, serving, submit
+from tests.kit.fakes.daemon_fakes import FACTS
+from tests.kit.world import SMALL, World, world
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as it:
+        it.run("a", "trainer.steps=2", "checkpoint.every=1", text=SMALL)
+        yield it
+
+
+def problems(made: World) -> dict[str, list[str]]:
+    """Of each check that found any; and the directory is as before."""
+    answer = made.client.verify("a")
+    found = {check.check: check.problems for check in answer.checks if check.problems}
+    assert answer.problems == sum(map(len, found.values()))
+    return found
+
+
+def flip(path: Path, where: int = -3) -> Callable[[], None]:
+    """Change a byte: what undoes it."""
+    before = path.read_bytes()
+    data = bytearray(before)
+    data[where] ^= 1
+    path.write_bytes(data)
+
+    def undo() -> None:
+        path.write_bytes(before)
+
+    return undo
+
+
+def test_a_whole_run_has_no_problems_and_each_check_says_at_how_much_it_looked(made: World) -> None:
+    told = made.lorad("verify", "a").stdout
+    assert [line[:2] for line in told.splitlines()] == ["\N{CHECK MARK} "] * 7
+    for part in ("1 attempt", "3 versions", "2 checkpoints", "2 files", "versions loaded now"):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("check", "file"),
+    [
+        ("versions", "versions/000001/adapter_model.safetensors"),
+        ("versions", "versions/000002/adapter_config.json"),
+        ("checkpoints", "checkpoints/000002-a1/state.json"),
+        ("samples", "samples/000001-a1.jsonl"),
+        ("journal", "journal.jsonl"),
+    ],
+)
+def test_a_changed_byte_is_found_and_its_file_is_named(made: World, check: str, file: str) -> None:
+    undo = flip(made.home.run("a").root / file)
+    try:
+        found = problems(made)
+        assert any(file in problem for problem in found.pop(check))
+        assert set(found) <= {"audit"}  # which reads samples and journal as well
+        told = made.lorad("verify", "a", expect=1).stdout
+        assert f"\N{BALLOT X} {check}" in told and file in told
+    finally:
+        undo()
+    assert problems(made) == {}
+
+
+def test_replaced_tensors_are_found_though_their_manifest_fits(made: World) -> None:
+    versions = made.home.run("a").versions
+    shutil.copytree(versions, made.root / "copy")
+    try:
+        shutil.rmtree(versions / "000001")
+        shutil.copytree(versions / "000002", versions / "000001")
+        (problem,) = problems(made)["versions"]
+        assert "000001: its tensors have sha256" in problem
+    finally:
+        shutil.rmtree(versions)
+        (made.root / "copy").rename(versions)
+
+
+def test_missing_records_and_files_are_told(made: World) -> None:
+    run = made.home.run("a")
+    lines = run.journal.read_bytes().splitlines(keepends=True)
+    whole, samples = run.journal.read_bytes(), (run.samples / "000002-a1.jsonl").read_bytes()
+    try:
+        run.journal.write_bytes(b"".join(line for number, line in enumerate(lines) if number != 3))
+        (run.samples / "000002-a1.jsonl").unlink()
+        found = problems(made)
+        assert "journal.jsonl:4: record 5 follows record 3" in found["journal"][0]
+        assert "000002-a1.jsonl: missing" in found["samples"][0]
+    finally:
+        run.journal.write_bytes(whole)
+        (run.samples / "000002-a1.jsonl").write_bytes(samples)
+
+
+def test_another_base_is_found(made: World) -> None:
+    run = made.home.run("a")
+    whole = run.journal.read_bytes()
+    first, *rest = whole.splitlines(keepends=True)
+    record = decode(first)
+    assert record is not None and record.kind == "attempt"
+    record.data["model_sha256"] = "0" * 64
+    try:
+        run.journal.write_bytes(b"".join([encode(record), *rest]))
+        assert "attempt 1 trained on 0000" in problems(made)["base"][0]
+    finally:
+        run.journal.write_bytes(whole)
+
+
+async def checks(api: Api) -> dict[str, Check]:
+    return {check.check: check for check in (await api("verify", "a")).checks}
+
+
+async def test_what_was_pruned_is_told_and_what_is_needed_and_gone_is_a_problem(home: Path) -> None:
+    behave(home, pool={"refuses": ["a@1005"]})
+    async with serving(home) as api:
+        prune(api.ctx, finished(api.ctx, checkpoint={"every": 2, "keep": 1, "keep_versions": 2, "keep_samples": 2}))
+        found = await checks(api)
+        assert found["versions"].looked_at == "6 versions, 4 of them pruned"
+        assert found["checkpoints"].looked_at == "3 checkpoints, 2 of them pruned"
+        assert [found[name].problems for name in ("versions", "checkpoints", "samples")] == [[], [], []]
+        await api("pin", "a@1005")
+        run = api.ctx.home.run("a")
+        shutil.rmtree(run.version(1005))
+        shutil.rmtree(run.checkpoint(6, 1))
+        found = await checks(api)
+        assert "001005: missing, and somebody needs it" in found["versions"].problems[0]
+        assert "000006-a1: missing" in found["checkpoints"].problems[0]
+
+
+async def test_a_loaded_version_that_is_not_what_it_should_be_is_found(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        await api("serving", "a@1005")
+        behave(home, pool={"refuses": ["a@1005"]})
+        attested = (await checks(api))["attestation"]
+        assert attested.looked_at == "1 version loaded now"
+        assert "a@1005 in pool tiny-1: a@1005 is not what it should be" in attested.problems[0]
+
+
+async def test_a_run_that_has_not_begun_has_nothing_to_check(home: Path) -> None:
+    async with serving(home) as api:
+        submit(api.ctx, "a", FACTS["model_path"])
+        api.ctx.move("a", Move.PAUSE)
+        assert (await api("verify", "a")).problems == 0
+
+
+async def test_a_torn_last_line_of_the_journal_is_no_problem(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        with (home / "runs" / "a" / "journal.jsonl").open("ab") as journal:
+            journal.write(b'{"v":1,"seq":')
+        found = (await checks(api))["journal"]
+        assert found.problems == [] and "torn last line" in found.looked_at

@@ -1,0 +1,85 @@
+"""An adapter belongs to the weights that it was made on: others with the same shapes are refused wherever it goes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from lorad.daemon.runs.bases import bases_of, refuse_other_base
+from lorad.errors import Conflict
+from lorad.models.directory import resolve
+from lorad.models.facts import weights_sha256
+from lorad.protocol.journal import Attempt, JournalWriter
+from lorad.store import runs
+from lorad.store.ingest import ingest
+from tests.daemon.serving.test_serve import adapter_in, serve
+from tests.kit.daemon_world import Api, behave, finished, serving
+from tests.kit.world import world
+
+HERE, ELSEWHERE = "a" * 64, "b" * 64
+
+
+def says(api: Api, name: str, sha256: str) -> None:
+    """The run's newest attempt tells on which weights it trains."""
+    run = runs.get(api.ctx.store, name)
+    journal = Path(run.directory) / "journal.jsonl"
+    with JournalWriter(journal, name, run.attempt) as writer:
+        writer.append("attempt", 0, Attempt(1, 6, "tiny-1", "c", None, 1, model_sha256=sha256))
+    ingest(api.ctx.store, name, journal)
+
+
+async def test_versions_are_served_on_the_weights_they_were_made_on_only(home: Path) -> None:
+    behave(home, pool={"model_sha256": HERE})
+    async with serving(home) as api:
+        finished(api.ctx)
+        says(api, "a", HERE)
+        await api("swap", "bot", "a@1003")
+        finished(api.ctx, "b")
+        says(api, "b", ELSEWHERE)
+        with pytest.raises(Conflict, match=r"alias bot still serves a@1003: the weights of .* were made on"):
+            await api("swap", "bot", "b@1003")
+        with pytest.raises(Conflict, match="were made on"):
+            await api("serving", "b@1003")
+
+
+async def test_an_imported_adapter_knows_the_weights_it_was_attested_on(home: Path, tmp_path: Path) -> None:
+    behave(home, pool={"model_sha256": HERE})
+    async with serving(home) as api:
+        pool = api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "bot"))).pool]
+        run = runs.get(api.ctx.store, "bot")
+        assert bases_of(api.ctx, run) == [{"model_sha256": HERE}]
+        assert pool.status is not None
+        pool.status = replace(pool.status, info=replace(pool.status.info, model_sha256=ELSEWHERE))
+        with pytest.raises(Conflict, match="versions of bot were made on"):
+            refuse_other_base(api.ctx, run, pool)
+
+
+async def test_a_fork_is_told_the_base_of_its_parent(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        says(api, "a", HERE)
+        await api("fork", "a@1004", overrides=[], name="b", steps=None, fresh=False)
+        await api.until("b", "ended")
+        params = json.loads((home / "runs/b/attempts/0001/params.json").read_text())
+        assert params["bases"][0] == {"model_sha256": HERE, "base_checksum": "c", "trainer": "", "sizes": {}}
+
+
+def test_a_fork_on_other_weights_of_the_same_shape_is_refused() -> None:
+    with world() as made:
+        base = made.root / "base"
+        shutil.copytree(resolve("builtin:tiny"), base)
+        made.run("a", f"model.path={base}", "trainer.steps=1", "checkpoint.every=1")
+        (weights,) = base.glob("*.safetensors")
+        before, data = weights_sha256(base), bytearray(weights.read_bytes())
+        data[-3] ^= 1
+        weights.chmod(0o600)
+        weights.write_bytes(data)
+        assert weights_sha256(base) != before
+        made.client.stop_pool(made.client.pools()[0].pool)
+        made.until(lambda: not made.client.pools(), "the pool has ended")
+        made.json("fork", "a@1", "--name", "b", "--steps", "1", "--wait", expect=1)
+        assert "are not those that a@1 was trained on" in made.client.show("b").detail

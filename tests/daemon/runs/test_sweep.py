@@ -1,0 +1,310 @@
+"""A sweep starts a run for each point of a grid, or none; halving stops the worse ones at each rung, exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from lorad.cli.sweeps import stopped
+from lorad.client.shapes import Rung, StartedSweep, Sweep, SweepRun
+from lorad.daemon.context import Context
+from lorad.daemon.runs.grid import axes_of, overridden_values, points_of
+from lorad.daemon.runs.sweeps import Wish, halve, halving_of
+from lorad.errors import Conflict, NotFound, SpecError
+from lorad.protocol.journal import JournalWriter
+from lorad.spec.model import Spec, convert
+from lorad.states import EndReason, Move
+from lorad.store import runs, sweeps
+from lorad.store.ingest import ingest
+from lorad.store.rows import Halving
+from tests.kit.daemon_world import SPEC, Api, behave, open_context, serving, submit, until
+from tests.kit.journals import begin, evaluation, step
+from tests.kit.world import SMALL, world
+
+
+@pytest.mark.parametrize(
+    ("override", "values"),
+    [
+        ("trainer.lr=1e-4,3e-4", ["1e-4", "3e-4"]),
+        ("lora.target_modules=[q_proj,v_proj],[all-linear]", ["[q_proj,v_proj]", "[all-linear]"]),
+        ("rollout.engine_args={a: 1, b: 2},{a: 2}", ["{a: 1, b: 2}", "{a: 2}"]),
+        ('reward.pattern="a,b","c"', ['"a,b"', '"c"']),
+        ("reward.pattern=a{1,2}", ["a{1,2}"]),
+        ("lora.target_modules=[q_proj,v_proj]", ["[q_proj,v_proj]"]),
+    ],
+)
+def test_commas_separate_values_unless_something_is_around_them(override: str, values: list[str]) -> None:
+    assert overridden_values(override)[1] == values
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["lora.target_modules=q_proj,v_proj"], "may be one list or several values"),
+        (["trainer.betas=0.9,0.99"], "may be one list or several values"),
+        (["trainer.lr=1,,2"], "a value is empty"),
+        (["trainer.lr=1,1"], "1 is there twice"),
+        (["trainer.lr=1,2", "trainer.lr=3,4"], "given twice"),
+        (["trainer.lr=1"], "nothing to sweep"),
+        (["name=a,b"], "names from it"),
+    ],
+)
+def test_a_grid_that_is_not_clear_is_refused(overrides: list[str], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        axes_of(overrides)
+    assert refused.value.hint
+
+
+def test_every_value_meets_every_other() -> None:
+    axes, rest = axes_of(["seed=1,2", "lora.rank=4", "trainer.lr=1e-4,3e-4"])
+    assert rest == ["lora.rank=4"]
+    assert points_of(axes)[1:3] == [["seed=1", "trainer.lr=3e-4"], ["seed=2", "trainer.lr=1e-4"]]
+    with pytest.raises(SpecError, match="more than 256"):
+        points_of({key: [str(n) for n in range(10)] for key in "abc"})
+
+
+async def sweep(
+    api: Api, *overrides: str, name: str | None = "s", spec: str = SPEC, halving: Any = None
+) -> StartedSweep:
+    started: StartedSweep = await api(
+        "sweep", spec, source="a.yaml", cwd="/", overrides=[*overrides], name=name, halving=halving
+    )
+    return started
+
+
+async def test_all_points_run_and_are_shown_with_their_values(home: Path) -> None:
+    async with serving(home) as api:
+        made = await sweep(api, "trainer.lr=1e-4,3e-4", "seed=1,2")
+        assert made.grid == {"trainer.lr": ["1e-4", "3e-4"], "seed": ["1", "2"]}
+        assert [run.name for run in made.runs] == ["s-1", "s-2", "s-3", "s-4"]
+        for name in ("s-1", "s-2", "s-3", "s-4"):
+            assert (await api.until(name, "ended")).reason == "completed"
+        (found,) = await api("sweeps")
+        assert found.runs[1].values == {"trainer.lr": 1e-4, "seed": 2}
+        assert (await api("show", "s-1")).sweep == "s"
+        assert len(api.ctx.pools) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"), [(("lora.rank=4,13",), r"s-2 \(lora.rank=13\)"), (("seed=1,x",), "seed")]
+)
+async def test_a_bad_point_starts_nothing(home: Path, overrides: tuple[str, ...], says: str) -> None:
+    async with serving(home) as api:
+        with pytest.raises(SpecError, match=says):
+            await sweep(api, *overrides)
+        assert (await api("list", all=True), await api("sweeps"), list((home / "runs").iterdir())) == ([], [], [])
+
+
+async def test_each_point_is_looked_at_for_what_contradicts_itself(home: Path) -> None:
+    async with serving(home) as api:
+        with pytest.raises(SpecError, match=r"s-2 \(.*trainer.lr=1e-4\): trainer.min_lr: 0.001 is more than"):
+            await sweep(api, "trainer.lr=1e-2,1e-4", "trainer.min_lr=1e-3", "trainer.schedule=cosine")
+        assert await api("list", all=True) == []
+
+
+async def test_a_name_that_is_taken_starts_nothing(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("s-2")
+        with pytest.raises(Conflict, match="named s-2"):
+            await sweep(api, "seed=1,2")
+        assert [run.name for run in await api("list")] == ["s-2"]
+        with pytest.raises(NotFound, match="no sweep t"):
+            await api("sweeps", "t")
+
+
+async def test_a_sweep_goes_with_the_last_of_its_runs(home: Path) -> None:
+    async with serving(home) as api:
+        await sweep(api, "seed=1,2")
+        with pytest.raises(Conflict, match="a sweep named s"):
+            await sweep(api, "seed=3,4")
+        for name in ("s-1", "s-2"):
+            assert [found.sweep for found in await api("sweeps")] == ["s"]
+            await api.until(name, "ended")
+            await api("remove", name)
+        assert await api("sweeps") == []
+
+
+async def test_points_that_cannot_share_a_base_are_warned_of(home: Path) -> None:
+    async with serving(home) as api:
+        made = await sweep(api, "deterministic=true,false")
+        assert made.warnings == [
+            "the points need 2 kinds of pools, each with a base of its own: deterministic decide that"
+        ]
+        assert (await sweep(api, "seed=1,2", name="t")).warnings == []
+
+
+def specs(count: int = 4, **sections: Any) -> list[Spec]:
+    return [convert({"trainer": {"steps": 40}} | sections)] * count
+
+
+def test_rungs_are_powers_of_eta_down_to_one_run() -> None:
+    assert halving_of(Wish(), specs(8)) == Halving(2, [5, 10, 20], "reward")
+    assert halving_of(Wish(eta=3), specs(9, eval={"every": 2})) == Halving(3, [4, 13], "eval")
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        (Wish(eta=1), "--eta 1"),
+        (Wish(rungs=[20, 10]), "rungs 20, 10"),
+        (Wish(rungs=[40]), "rungs 40"),
+        (Wish(metric="loss"), "--metric loss"),
+        (Wish(rungs=[5], metric="eval"), "eval.every: 10"),
+        (Wish(rungs=[1, 20], metric="reward"), "rung 1: rewards up to step 1 are from before the first update"),
+    ],
+)
+def test_a_halving_that_cannot_be_is_refused(wish: Wish, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        halving_of(wish, specs())
+
+
+def test_no_rung_is_before_the_first_update() -> None:
+    short = {"trainer": {"steps": 6}}
+    assert halving_of(Wish(), specs(8, **short)).rungs == [2, 3]
+    ahead = specs(8, **short, rollout={"max_staleness": 2})
+    assert halving_of(Wish(metric="reward"), ahead).rungs == [4]
+    assert halving_of(Wish(rungs=[1]), specs(8, eval={"every": 1})).metric == "eval"
+
+
+@pytest.fixture
+def ctx(home: Path) -> Iterator[Context]:
+    made = open_context(home)
+    yield made
+    made.store.close()
+    made.journal.close()
+
+
+def racing(ctx: Context, metric: str, rungs: list[int], count: int = 4) -> list[str]:
+    """A sweep of running runs, without their drivers."""
+    names = [f"s-{number}" for number in range(1, count + 1)]
+    with ctx.store.write():
+        sweeps.create(ctx.store, "s", owner="me", grid={}, halving=Halving(2, rungs, metric))
+        for name in names:
+            submit(ctx, name, eval={"every": 2})
+            runs.set_fields(ctx.store, name, sweep="s")
+            runs.begin_attempt(ctx.store, name, resumed_from=None)
+            ctx.move(name, Move.PLACE)
+            ctx.move(name, Move.CONFIRM)
+    return names
+
+
+def went(ctx: Context, name: str, rewards: list[float], evals: dict[int, float] | None = None) -> None:
+    """Steps with these rewards, and evaluations, in the journal and the store."""
+    path = Path(runs.get(ctx.store, name).directory) / "journal.jsonl"
+    with JournalWriter(path, name, 1) as writer:
+        begin(writer)
+        for number, reward in enumerate(rewards, 1):
+            step(writer, number, reward)
+            if evals and number in evals:
+                evaluation(writer, number, evals[number])
+    ingest(ctx.store, name, path)
+
+
+def rungs_of(ctx: Context) -> list[Any]:
+    return [(rung.step, rung.kept, rung.stopped) for rung in sweeps.get(ctx.store, "s").rungs]
+
+
+def test_a_rung_waits_for_the_last_run_and_keeps_the_better_half(ctx: Context) -> None:
+    a, b, c, d = racing(ctx, "reward", [2])
+    for name, reward in ((a, 0.1), (b, 0.9), (c, 0.5)):
+        went(ctx, name, [9.0, reward, 5.0])
+    went(ctx, d, [0.0])
+    halve(ctx)
+    assert rungs_of(ctx) == []
+    ctx.move(d, Move.STOP)
+    ctx.move(d, Move.END, reason=EndReason.FAILED)
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [b, c], [a])]
+    stopped = runs.get(ctx.store, a)
+    assert (stopped.state, stopped.wanted) == ("stopping", "stop")
+    assert stopped.detail == "stopped by halving at step 2: 0.1, the best had 0.9"
+    assert runs.get(ctx.store, b).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("evals", "kept"),
+    [((0.9, 0.5, 0.5, 0.1), 3), ((0.9, 0.8, 0.5, 0.5), 2), ((0.0, 0.0, 0.0, 0.0), 4), ((0.9, 0.9, 0.9, 0.1), 3)],
+)
+def test_equals_at_the_cut_all_go_on(ctx: Context, evals: tuple[float, ...], kept: int) -> None:
+    names = racing(ctx, "eval", [2])
+    for name, score in zip(names, evals, strict=True):
+        went(ctx, name, [0.0, 0.0], {2: score})
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, names[:kept], names[kept:])]
+
+
+def test_a_rung_is_decided_once(ctx: Context) -> None:
+    names = racing(ctx, "reward", [2, 3])
+    for place, name in enumerate(names):
+        went(ctx, name, [0.0, place / 10])
+    halve(ctx)
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [names[3], names[2]], [names[1], names[0]])]
+    told = ctx.store.rows("SELECT data FROM events WHERE kind = 'halving'")
+    assert len(told) == 1 and json.loads(told[0]["data"])["scores"][names[3]] == 0.3
+
+
+def test_an_evaluation_that_is_due_is_waited_for(ctx: Context) -> None:
+    a, b = racing(ctx, "eval", [2], count=2)
+    went(ctx, a, [1.0, 1.0], {2: 0.2})
+    went(ctx, b, [0.0, 0.0])
+    halve(ctx)
+    assert rungs_of(ctx) == []
+    went(ctx, b, [0.0, 0.0], {2: 0.6})
+    halve(ctx)
+    assert rungs_of(ctx) == [(2, [b], [a])]
+
+
+def test_a_decision_that_fails_half_way_stops_nobody(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = racing(ctx, "reward", [2])
+    for place, name in enumerate(names):
+        went(ctx, name, [0.0, place / 10])
+    monkeypatch.setattr("lorad.daemon.runs.sweeps.shown", lambda score: 1 / 0)
+    halve(ctx)
+    assert "division by zero" in ctx.troubles.lines()[0]
+    assert rungs_of(ctx) == [] and {runs.get(ctx.store, name).state for name in names} == {"running"}
+
+
+async def test_halving_stops_runs_gracefully_and_says_why(home: Path) -> None:
+    behave(home, driver={"seconds": 0.05, "rewards": {"s-1": 0.4}})
+    async with serving(home) as api:
+        wish = {"eta": None, "rungs": [2], "metric": "reward"}
+        await sweep(api, "seed=1,2", "eval.every=0", "trainer.steps=200", halving=wish)
+        (found,) = await until_decided(api)
+        (kept,), (gone,) = found.rungs[0].kept, found.rungs[0].stopped
+        shown = await api.until(gone, "ended")
+        assert (shown.reason, shown.detail[:33]) == ("stopped", "stopped by halving at step 2: 0.4")
+        assert "steps" in shown.detail.rpartition("; ")[2]
+        assert (await api("show", kept)).state == "running"
+
+
+async def until_decided(api: Api) -> Any:
+    return await until(lambda: [row for row in sweeps.sweeps(api.ctx.store) if row.rungs])
+
+
+def test_a_sweep_from_the_command_line_to_its_table() -> None:
+    with world() as made:
+        spec = made.spec(SMALL)
+        wish = ("--halving", "--rungs", "2", "--metric", "reward", "--name", "s", "--wait")
+        over = made.json("sweep", spec, "trainer.lr=0,2e-3", "trainer.steps=3", *wish)
+        assert [run["state"] for run in over["runs"]] == ["ended", "ended"]
+        assert [rung["step"] for rung in over["rungs"]] == [2]
+        assert {run["reason"] for run in over["runs"]} <= {"completed", "stopped"}
+        table = made.lorad("sweep", "--list", "s").stdout
+        assert "s-1" in table and "trainer.lr" in table and "step 2" in table
+        early = made.lorad("sweep", spec, "seed=1,2", "--rungs", "1", "--metric", "reward", expect=2).stderr
+        assert "before the first update" in early and "Begin with step 2" in early
+        assert "several values" in made.lorad("sweep", spec, "trainer.lr=1", expect=2).stderr
+
+
+def test_the_table_reads_a_stop_off_its_rung() -> None:
+    rung = Rung(step=2, kept=["s-2"], stopped=["s-1"], scores={"s-1": 0.1, "s-2": 0.9})
+    run = SweepRun(name="s-1", state="ended", reason="stopped", detail="in other words")
+    assert stopped(Sweep("s", rungs=[rung]), run) == "stopped by halving at step 2: 0.1, the best had 0.9"
+    assert stopped(Sweep("s"), run) == "in other words"
+    assert stopped(Sweep("s", rungs=[rung]), replace(run, reason="completed")) == ""

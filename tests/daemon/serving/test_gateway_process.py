@@ -1,0 +1,160 @@
+"""The gateway as a process: started by the daemon, adopted, started again, and alive without the daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.box.config import GatewaySettings, Supervision
+from lorad.box.paths import AttemptDir, Home
+from lorad.daemon import health
+from lorad.daemon.process.processes import attempts_under, read_status, write_json
+from lorad.daemon.serving import gateway_process, gateways
+from lorad.daemon.serving.gateway_process import KEPT, not_before
+from lorad.daemon.serving.gateways import gateway_socket
+from lorad.store import runs
+from tests.kit.daemon_world import open_context, reconciling, serving, submit, until
+from tests.kit.gateway_kit import openai
+from tests.kit.world import world
+
+
+def pid_of_gateway(home: Path) -> int | None:
+    """None of one that is being started."""
+    return (read_status(list(attempts_under(Home(home).gateway))[-1]) or {}).get("pid")
+
+
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is something to serve."""
+    monkeypatch.setattr(gateways, "is_anything_served", lambda store: True)
+
+
+async def test_a_home_that_serves_nothing_has_no_gateway(home: Path) -> None:
+    async with serving(home) as api:
+        assert (await api("status")).gateway is None
+        assert not list(attempts_under(api.ctx.home.gateway))
+
+
+async def test_a_served_base_wants_a_gateway(home: Path) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a")
+    assert not gateways.is_wanted(ctx)
+    runs.set_fields(ctx.store, "a", serving=1)
+    assert gateways.is_wanted(ctx)
+
+
+async def test_the_gateway_outlives_the_daemon_and_ends_with_it_when_asked_to(home: Path, wanted: None) -> None:
+    async with serving(home) as api:
+        await until(lambda: gateway_socket(api.ctx))
+        assert (await api("status")).gateway == str(Home(home).gateway_socket)
+        pid = pid_of_gateway(home) or 0
+    async with serving(home) as api:
+        assert gateway_socket(api.ctx) and pid_of_gateway(home) == pid
+        await api("shutdown", gateway=True)
+        await until(lambda: not is_alive(pid))
+
+
+async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) -> None:
+    async with reconciling(home) as ctx:
+        await until(lambda: gateway_socket(ctx))
+        pid = pid_of_gateway(home) or 0
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
+
+
+async def test_a_gateway_that_is_stopped_is_replaced(home: Path, wanted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
+    async with serving(home, supervision=Supervision(hang=2.0)) as api:
+        await until(lambda: gateway_socket(api.ctx) and api.ctx.pulses)
+        pid = pid_of_gateway(home) or 0
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx))
+
+
+async def test_a_gateway_that_nobody_needs_any_more_ends(home: Path, wanted: None) -> None:
+    async with reconciling(home) as ctx:
+        await until(lambda: gateway_socket(ctx))
+        pid = pid_of_gateway(home) or 0
+        gateway_process.put_away(ctx, gateways.public_gateway(ctx))
+        await until(lambda: not is_alive(pid))
+
+
+async def test_an_owner_has_a_gateway_while_it_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = open_context(home)
+    submit(ctx, "a")
+    assert gateways.owners_wanted(ctx) == set()
+    gateways.want_gateway_of(ctx, 4001)
+    runs.set_fields(ctx.store, "a", serving=1)
+    assert gateways.owners_wanted(ctx) == {4001, os.getuid()}
+    monkeypatch.setattr(gateways, "UNWANTED_SECONDS", -1.0)
+    assert gateways.owners_wanted(ctx) == {os.getuid()}
+
+
+async def test_other_settings_start_it_again(home: Path, tmp_path: Path, wanted: None) -> None:
+    async with reconciling(home) as ctx:
+        await until(lambda: gateway_socket(ctx))
+        pid = pid_of_gateway(home)
+    async with reconciling(home, gateway=GatewaySettings(8080, tmp_path / "tokens")) as ctx:
+        await until(lambda: pid_of_gateway(home) not in (None, pid) and gateway_socket(ctx))
+
+
+def life(root: Path, number: int, began: float, seconds: float) -> AttemptDir:
+    attempt = AttemptDir(root / f"{number:04d}")
+    attempt.root.mkdir(parents=True)
+    unknown = dict.fromkeys(("shim_pid", "shim_start_time", "pid", "start_time", "exit_code", "signal"))
+    write_json(attempt.status, {**unknown, "boot_id": "", "started_at": began, "ended_at": began + seconds})
+    return attempt
+
+
+def test_short_lives_in_a_row_pause_longer_and_longer(tmp_path: Path) -> None:
+    lives = [life(tmp_path, 1, 0.0, 500.0), *(life(tmp_path, n, 600.0 + n, 0.5) for n in range(2, KEPT))]
+    pauses = [not_before(lives[:n]) - (read_status(lives[n - 1]) or {})["ended_at"] for n in range(1, len(lives) + 1)]
+    assert pauses == [0.0, 0.5, 1.0, 2.0]
+
+
+def test_an_end_in_the_future_keeps_no_gateway_from_its_next_life(tmp_path: Path) -> None:
+    days_ahead = life(tmp_path, 1, time.time() + 2 * 86400, 0.5)
+    assert not_before([days_ahead]) <= time.time()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.mark.long
+def test_a_real_home_serves_on_while_its_daemon_and_pool_die() -> None:
+    with world() as made:
+        made.run("a", "trainer.steps=2")
+        versions = [f"a@{version.version}" for version in made.client.adapters("a")]
+        made.lorad("swap", "bot", versions[-1])
+        made.until(lambda: made.client.status().gateway, "the gateway answers")
+        asked: dict[str, Any] = {"model": "bot", "prompt": "7 3 1", "temperature": 0, "max_tokens": 12}
+        with openai(made.home) as client:
+            before = client.completions.create(**asked)
+            assert before.system_fingerprint == f"lorad-{versions[-1]}"
+            kill(made.client.pools()[0].pid or 0)
+            assert (
+                client.with_options(max_retries=5).completions.create(**asked).choices[0].text == before.choices[0].text
+            )
+            made.lorad("swap", "bot", versions[0])
+            assert client.completions.create(**asked).system_fingerprint == f"lorad-{versions[0]}"
+            kill(made.client.status().pid)
+            assert client.completions.create(**asked).system_fingerprint == f"lorad-{versions[0]}"
+            made.lorad("daemon", "start")
+            assert made.client.status().gateway
+            made.lorad("swap", "bot", "--rollback")
+            assert client.completions.create(**asked).choices[0].text == before.choices[0].text
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    while is_alive(pid):
+        time.sleep(0.01)

@@ -1,0 +1,325 @@
+"""`lorad serve`: adapters from elsewhere are checked, attested and served under a name, on a base that stays warm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.peft import outline, write_peft
+from lorad.adapters.validate import expected_shapes
+from lorad.client.shapes import Served
+from lorad.daemon.runs import import_adapter
+from lorad.errors import AdapterRefused, AttestationFailed, Conflict, NotFound, SpecError
+from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
+from lorad.protocol.heartbeat import read_beat
+from lorad.store import runs
+from tests.adapters.test_peft_files import tiny_with_head
+from tests.kit.daemon_world import Api, behave, finished, serving, submit, until, until_state
+from tests.kit.world import world
+
+MODULES = ("model.layers.0.self_attn.q_proj",)
+
+
+def adapter_in(directory: Path, seed: int = 0, modules: tuple[str, ...] = MODULES, rank: int = 2) -> Path:
+    """A PEFT directory that fits builtin:tiny."""
+    config = AdapterConfig(rank, 4.0, modules)
+    shapes = expected_shapes(config, read_facts(resolve("builtin:tiny")).linears)
+    numbers = np.random.default_rng(seed)
+    tensors = {name: numbers.normal(size=shape, scale=0.1).astype(np.float32) for name, shape in shapes.items()}
+    directory.mkdir()
+    write_peft(Adapter(config, tensors), directory, "builtin:tiny")
+    return directory
+
+
+async def serve(api: Api, *overrides: str, model: str = "builtin:tiny", **adapters: Path) -> Served:
+    named = [{"name": name, "directory": str(directory)} for name, directory in adapters.items()]
+    served: Served = await api("serve", model, named, cwd="/", overrides=[*overrides])
+    return served
+
+
+def nothing_is_left(api: Api) -> bool:
+    home = api.ctx.home.root
+    return not runs.list_runs(api.ctx.store, all=True) and not list((home / "runs").iterdir())
+
+
+async def test_a_directory_becomes_a_version_that_an_alias_serves(home: Path, tmp_path: Path) -> None:
+    async with serving(home) as api:
+        made = await serve(api, bot=adapter_in(tmp_path / "bot"))
+        (alias,) = made.aliases
+        assert (alias.alias, alias.run, alias.version, alias.attested) == ("bot", "bot", 0, "passed")
+        assert made.gateway == str(api.ctx.home.gateway_socket)
+        shown = await api("show", "bot")
+        assert (shown.state, shown.reason, shown.serving) == ("ended", "imported", True)
+        assert (shown.origin, shown.spec["lora"]["target_modules"]) == (str(tmp_path / "bot"), [MODULES[0]])
+        (version,) = await api("adapters", "bot")
+        assert (version.loaded, version.rank, version.alpha) == (True, 2, 4.0)
+        assert api.ctx.pools[made.pool].serves == {"bot"}
+        table = json.loads((home / "gateway/table.json").read_text())
+        assert table["aliases"] == {"bot": "bot@0"} and table["versions"]["bot@0"]["socket"]
+        assert (await api("verify", "bot")).problems == 0
+
+
+async def test_other_bytes_under_a_name_become_its_next_version(home: Path, tmp_path: Path) -> None:
+    first, second = adapter_in(tmp_path / "a", 1), adapter_in(tmp_path / "b", 2, rank=4)
+    async with serving(home) as api:
+        for source, number in ((first, 0), (first, 0), (second, 1), (first, 0)):
+            (alias,) = (await serve(api, bot=source)).aliases
+            assert alias.version == number
+        assert [version.rank for version in await api("adapters", "bot")] == [2, 4]
+        assert [move.version for move in await api("alias_moves", "bot")] == [0, 1, 0]
+
+
+async def test_the_same_numbers_with_another_alpha_are_another_version(home: Path, tmp_path: Path) -> None:
+    source = adapter_in(tmp_path / "a")
+    async with serving(home) as api:
+        await serve(api, bot=source)
+        settings = source / "adapter_config.json"
+        settings.write_text(settings.read_text().replace('"lora_alpha": 4', '"lora_alpha": 32'))
+        for _ in range(2):
+            (alias,) = (await serve(api, bot=source)).aliases
+            assert alias.version == 1
+        assert [version.alpha for version in await api("adapters", "bot")] == [4.0, 32.0]
+
+
+async def test_an_adapter_that_fails_its_attestation_leaves_nothing_of_all(home: Path, tmp_path: Path) -> None:
+    behave(home, pool={"refuses": ["b@0"]})
+    async with serving(home) as api:
+        with pytest.raises(AttestationFailed, match=f"adapter b of {tmp_path}"):
+            await serve(api, a=adapter_in(tmp_path / "a"), b=adapter_in(tmp_path / "b"))
+        assert nothing_is_left(api) and await api("aliases") == []
+        behave(home)
+        (alias,) = (await serve(api, b=tmp_path / "b")).aliases
+        assert alias.attested == "passed"
+
+
+async def test_a_refused_next_version_leaves_the_one_before_serving(home: Path, tmp_path: Path) -> None:
+    async with serving(home) as api:
+        await serve(api, bot=adapter_in(tmp_path / "a", 1))
+        behave(home, pool={"refuses": ["bot@1"]})
+        with pytest.raises(AttestationFailed):
+            await serve(api, bot=adapter_in(tmp_path / "b", 2))
+        assert [version.version for version in await api("adapters", "bot")] == [0]
+        assert [alias.version for alias in await api("aliases")] == [0]
+        assert [path.name for path in (home / "runs").iterdir()] == ["bot"]
+
+
+def pickled(directory: Path) -> Path:
+    adapter_in(directory)
+    (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
+    return directory
+
+
+def not_finite(directory: Path) -> Path:
+    config = AdapterConfig(2, 4.0, MODULES)
+    shapes = expected_shapes(config, read_facts(resolve("builtin:tiny")).linears)
+    directory.mkdir()
+    tensors = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
+    write_peft(Adapter(config, tensors), directory, "builtin:tiny")
+    return directory
+
+
+def other_base(directory: Path) -> Path:
+    name, half = "model.layers.99.self_attn.q_proj", np.ones((1, 4), np.float32)
+    tensors = {f"{name}.lora_A.weight": half, f"{name}.lora_B.weight": half.T.copy()}
+    directory.mkdir()
+    write_peft(Adapter(AdapterConfig(1, 2.0, (name,)), tensors), directory, "builtin:tiny")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [(pickled, "pickled weights are never read"), (not_finite, "NaN"), (other_base, "the base has no linear")],
+)
+async def test_an_adapter_that_does_not_fit_is_refused(home: Path, tmp_path: Path, make: Any, says: str) -> None:
+    async with serving(home) as api:
+        with pytest.raises(AdapterRefused, match=says) as refused:
+            await serve(api, good=adapter_in(tmp_path / "good"), bad=make(tmp_path / "bad"))
+        assert "adapter bad" in refused.value.message and refused.value.hint
+        assert nothing_is_left(api) and not api.ctx.pools
+
+
+def test_an_adapter_with_a_copy_of_the_bases_head_is_read_for_that_base_alone(tmp_path: Path) -> None:
+    base = untied(tmp_path / "base")
+
+    def read(name: str, base_served: Path = base, **how: Any) -> Adapter:
+        source = tiny_with_head(tmp_path / name, "q_proj", "lm_head", base=base, **how)
+        return import_adapter.read(source, outline(source), "builtin", base_served)[0]
+
+    assert "lm_head" in read("own").config.modules
+    with pytest.raises(AdapterRefused, match=r"lm_head\.base_layer\.weight is not that of the base"):
+        read("other", train_head=True)
+    with pytest.raises(AdapterRefused, match="lm_head of the base is its embedding and no linear"):
+        read("tied", resolve("builtin:tiny"))
+
+
+def untied(directory: Path) -> Path:
+    shutil.copytree(resolve("builtin:tiny"), directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, tie_word_embeddings=False)
+    model.save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    return directory
+
+
+def shortened(directory: Path) -> Path:
+    shutil.copytree(resolve("builtin:tiny"), directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 96}))
+    return directory
+
+
+async def test_what_does_not_fit_the_base_is_refused_by_its_header(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.adapters.peft.read_tensors", lambda *_: pytest.fail("its weights were read"))
+    async with serving(home) as api:
+        with pytest.raises(AdapterRefused, match="the base has no linear"):
+            await serve(api, bad=other_base(tmp_path / "bad"))
+
+
+async def test_a_name_that_means_something_else_is_refused(home: Path, tmp_path: Path) -> None:
+    source = adapter_in(tmp_path / "a")
+    async with serving(home) as api:
+        await api.run("taken")
+        await api.until("taken", "ended")
+        await api("swap", "alias", "taken")
+        with pytest.raises(Conflict, match="a run that trains"):
+            await serve(api, taken=source)
+        with pytest.raises(Conflict, match="alias alias serves taken@"):
+            await serve(api, alias=source)
+        with pytest.raises(SpecError, match="no name"):
+            await serve(api, base=source)
+        with pytest.raises(SpecError, match="for runs that train"):
+            await serve(api, "lora.rank=4", bot=source)
+
+
+async def test_a_pool_that_serves_is_not_put_away_and_comes_back(home: Path, tmp_path: Path) -> None:
+    async with serving(home, idle_timeout=0.0) as api:
+        made = await serve(api, bot=adapter_in(tmp_path / "a"))
+        pool = api.ctx.pools[made.pool]
+        with pytest.raises(Conflict, match="kept up to serve bot"):
+            await api("stop_pool", pool.id)
+        first = await up(pool)
+        api.ctx.processes.kill_group(pool.attempt())
+        await until(lambda: pool.process.pid not in (None, first) and pool.state == "ready")
+        await until(lambda: pool.status and pool.status.kept == ["bot@0"])
+        assert (await api("stop_serving", "builtin:tiny")).runs == ["bot"]
+        await until(lambda: pool.state == "ended")
+        with pytest.raises(NotFound, match="nothing named bot"):
+            await api("stop_serving", "bot")
+
+
+async def up(pool: Any) -> int:
+    pid: int = await until(lambda: pool.state == "ready" and pool.process.pid)
+    return pid
+
+
+async def test_serving_goes_on_under_the_next_daemon(home: Path, tmp_path: Path) -> None:
+    async with serving(home, idle_timeout=0.0) as api:
+        pid = await up(api.ctx.pools[(await serve(api, bot=adapter_in(tmp_path / "a"))).pool])
+    async with serving(home, idle_timeout=0.0) as api:
+        (pool,) = api.ctx.pools.values()
+        await until(lambda: pool.serves == {"bot"})
+        assert await up(pool) == pid
+
+
+async def test_a_run_joins_the_base_that_serves_and_another_base_waits(home: Path, tmp_path: Path) -> None:
+    async with serving(home, idle_timeout=0.0) as api:
+        made = await serve(api, bot=adapter_in(tmp_path / "a"))
+        await api.run("joins", "model.path=builtin:tiny")
+        assert (await api.until("joins", "ended")).pool == made.pool
+        submit(api.ctx, "other", model="/models/other")
+        waiting = await until(lambda: runs.get(api.ctx.store, "other").waiting)
+        assert "serves bot" in waiting and "lorad serve --stop" in waiting
+        await api("stop_serving", "bot")
+        await until_state(api.ctx, "other", "ended")
+
+
+async def test_what_keeps_a_base_from_being_served_is_told(home: Path, tmp_path: Path) -> None:
+    async with serving(home, idle_timeout=0.0) as api:
+        made = await serve(api, bot=adapter_in(tmp_path / "a"))
+        await api("stop_serving", "bot")
+        await until(lambda: api.ctx.pools[made.pool].state == "ended")
+        behave(home, driver={"seconds": 0.2})
+        submit(api.ctx, "other", model="/models/other")
+        await until_state(api.ctx, "other", "running")
+        runs.set_fields(api.ctx.store, "bot", serving=1)
+        api.ctx.waker.poke()
+        await until(lambda: "busy with run other" in runs.get(api.ctx.store, "bot").waiting)
+        assert "busy with run other" in (await api("show", "bot")).waiting
+        behave(home)
+        await api("kill", "other")
+        await until(lambda: api.ctx.pools[made.pool].state == "ready")
+        assert (await api("show", "bot")).waiting == ""
+
+
+async def test_an_alias_of_a_trained_run_can_be_kept_warm(home: Path) -> None:
+    async with serving(home) as api:
+        with pytest.raises(SpecError, match="nothing to serve"):
+            await serve(api)
+        await api.run("a")
+        await api.until("a", "ended")
+        await api("swap", "bot", "a@1004")
+        made = await serve(api)
+        assert [alias.alias for alias in made.aliases] == ["bot"]
+        assert api.ctx.pools[made.pool].serves == {"a"}
+        assert (await api("stop_serving", "bot")).runs == ["a"]
+
+
+async def test_an_imported_adapter_cannot_be_resumed_and_can_be_forked(home: Path, tmp_path: Path) -> None:
+    async with serving(home) as api:
+        await serve(api, bot=adapter_in(tmp_path / "a"))
+        with pytest.raises(Conflict, match="never trained here"):
+            await api("resume", "bot")
+        await api("fork", "bot", overrides=["eval.every=0"], name="on", steps=2, fresh=True)
+        assert (await api.until("on", "ended")).reason == "completed"
+
+
+def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:
+    with world() as made:
+        source = adapter_in(
+            made.root / "bot", modules=("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj")
+        )
+        short = shortened(made.root / "short")  # shorter than the default of data.max_prompt_tokens
+        told = made.lorad("serve", short, "--adapter", f"bot={source}")
+        lengths = made.json("show", "bot")["spec"]
+        assert (lengths["data"]["max_prompt_tokens"], lengths["rollout"]["max_new_tokens"]) == (72, 24)
+        assert "bot@0" in told.stdout
+        assert answer_of(told.stderr)["system_fingerprint"] == "lorad-bot@0"
+        moved = made.lorad("swap", "other", "bot@0").stderr
+        assert answer_of(moved)["model"] == "other" and f"Socket: {made.home.gateway_socket}" in moved
+        assert read_beat(made.home.gateway / "attempts" / "0001" / "heartbeat")  # whoever stops it is noticed
+        assert "gateway answers on" in made.lorad("logs", "--of", "gateway").stdout
+        assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
+        assert "imported" in made.lorad("show", "bot").stdout
+        assert made.json("verify", "bot")["problems"] == 0
+        assert made.json("serve", "--stop", "bot") == {"model": "bot", "runs": ["bot"]}
+        assert "NAME=DIR" in made.lorad("serve", "builtin:tiny", "--adapter", "bot", expect=2).stderr
+
+
+def answer_of(said: str) -> Any:
+    """Of the very line that a command says to try."""
+    (line,) = [line for line in said.splitlines() if line.startswith("Try it: ")]
+    done = subprocess.run(line.removeprefix("Try it: "), shell=True, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+async def test_a_version_that_another_kind_of_pool_serves_says_what_it_waits_for(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx, "a")
+        finished(api.ctx, "b", pool={"mode": "resident"})
+        await api("swap", "one", "a@1006")
+        await api("swap", "two", "b@1006")
+        model = runs.get(api.ctx.store, "a")
+        await serve(api, model=json.loads(model.spec)["model"]["path"])
+        await until(lambda: "serves a" in runs.get(api.ctx.store, "b").waiting)
+        assert [pool.serves for pool in api.ctx.pools.values() if pool.serves] == [{"a"}]

@@ -1,0 +1,289 @@
+"""What `lorad gc` deletes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lorad.adapters.directory import discard
+from lorad.box.paths import AttemptDir, RunDir
+from lorad.client.box_shapes import KeptVersion
+from lorad.daemon.adopt import adopt
+from lorad.daemon.context import Request
+from lorad.daemon.process.processes import is_locked
+from lorad.daemon.runs.create import make_directory
+from lorad.daemon.storage import budget, disk_usage, prune
+from lorad.daemon.storage.garbage import ORPHAN_SECONDS
+from lorad.daemon.storage.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
+from lorad.spec.model import convert
+from lorad.store import runs
+from tests.kit.daemon_world import Api, behave, finished, open_context, serving, until
+
+
+def aged(path: Path, seconds: float) -> Path:
+    path.mkdir(parents=True)
+    (path / "data").write_bytes(b"12345")
+    then = time.time() - seconds - 5
+    os.utime(path, (then, then))
+    return path
+
+
+def versions(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "runs" / "a" / "versions").iterdir())
+
+
+def keep_one(api: Api) -> None:
+    """From now on run a keeps as little as it can."""
+    keep = "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, '$.checkpoint.keep_samples', 2)"
+    with api.ctx.store.write() as connection:
+        connection.execute(f"UPDATE runs SET spec = {keep} WHERE name = 'a'")
+
+
+async def test_what_lost_its_pin_or_alias_goes_and_the_rest_stays(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("pin", "a@1001")
+        await api("swap", "bot", "a@1002")
+        told = await api("gc", dry_run=True)
+        assert len(versions(home)) == 6 and told.dry_run
+        done = await api("gc")
+        assert (done.deleted, done.bytes) == (told.deleted, told.bytes) and done.bytes > 0
+        kinds = [Path(item.path).parent.name for item in done.deleted]
+        assert {kind: kinds.count(kind) for kind in kinds} == {"checkpoints": 2, "versions": 3, "samples": 4}
+        assert versions(home) == ["001001", "001002", "001006"]
+        await api("unpin", "a@1001")
+        await api("remove_alias", "bot")
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and not status.loaded)
+        whys = {(Path(item.path).name, item.why) for item in (await api("gc")).deleted}
+        assert whys == {(name, "checkpoint.keep_versions is 1") for name in ("001001", "001002")}
+        assert (await api("gc")).deleted == [] and versions(home) == ["001006"]
+        assert [c.step for c in await api("checkpoints", "a")] == [6]
+
+
+async def test_keep_0_keeps_every_checkpoint(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoint.keep', 0)")
+        assert [item for item in (await api("gc")).deleted if "checkpoints" in item.path] == []
+        assert [c.step for c in await api("checkpoints", "a")] == [2, 4, 6]
+
+
+async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("serving", "a@1001")
+        api.ctx.in_hand["a@1003"] += 1
+        await api("gc")
+        assert versions(home) == ["001001", "001003", "001006"]
+
+
+async def test_leftovers_and_directories_of_removed_runs_go_and_unknown_ones_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        finished(api.ctx, "b")
+        await api("remove", "b")
+        old = aged(home / "runs" / "a" / "versions" / ".tmp-001007-x", LEFTOVER_SECONDS)
+        young = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000008-x", -100)
+        removed = aged(home / "runs" / ".removed-c-1", 0)
+        orphan, stranger = (aged(home / "runs" / name, ORPHAN_SECONDS) for name in ("b", "stranger"))
+        done = await api("gc")
+        assert {item.path for item in done.deleted} == {str(old), str(removed), str(orphan)}
+        assert {path.exists() for path in (old, removed, orphan)} == {False}
+        assert young.exists() and stranger.exists() and done.bytes == 15
+
+
+async def test_what_a_run_that_works_is_still_writing_stays(home: Path) -> None:
+    behave(home, driver={"seconds": 5.0})
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "running")
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE attempts SET started_at = started_at - 7200")
+        old = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000002-x", 7200)
+        slow = aged(home / "runs" / "a" / "checkpoints" / ".tmp-000008-x", LEFTOVER_SECONDS)
+        assert [item.path for item in (await api("gc")).deleted] == [str(old)] and slow.exists()
+        await api("kill", "a")
+
+
+async def test_nothing_that_a_pool_may_have_loaded_goes_before_it_has_said_so(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        await api("serving", "a@1001")
+    ctx = open_context(home)
+    adopt(ctx)
+    numbers = {int(item.path.name) for item in doomed(ctx, runs.get(ctx.store, "a")) if item.kind == "version"}
+    ctx.store.close()
+    ctx.journal.close()
+    assert 1001 not in numbers
+
+
+async def test_a_run_that_is_about_to_resume_is_left_alone(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        aged(home / "runs" / "a" / "versions" / ".tmp-001007-x", LEFTOVER_SECONDS)
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET resume_step = 2 WHERE name = 'a'")
+        assert (await api("gc")).deleted == []
+
+
+async def test_logs_of_old_attempts_and_lives_of_pools_go_and_the_newest_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        for number in range(2, 6):
+            with api.ctx.store.write() as connection:
+                connection.execute("UPDATE runs SET attempt = ? WHERE name = 'a'", (number,))
+        for number in range(1, 6):
+            attempt = home / "runs" / "a" / "attempts" / f"{number:04d}"
+            attempt.mkdir(exist_ok=True)
+            for name in ("log", "status.json"):
+                (attempt / name).write_text("{}")
+            life = home / "pools" / "tiny-1" / "attempts" / f"{number:04d}"
+        await api("serving", "a@1001")
+        for number in range(2, 6):
+            life = home / "pools" / "tiny-1" / "attempts" / f"{number - 1:04d}"
+            life.rename(life.with_name(f"{number:04d}"))
+            aged(life, 0)
+        told = {Path(item.path).relative_to(home): item.why for item in (await api("gc", dry_run=True)).deleted}
+        assert {str(path): why for path, why in told.items()} == {
+            **{f"runs/a/attempts/000{n}/log": "logs of the newest 3 attempts stay" for n in (1, 2)},
+            **{f"pools/tiny-1/attempts/000{n}": "the newest 3 lives of pool tiny-1 stay" for n in (1, 2)},
+        }
+        await api("gc")
+        assert (home / "runs/a/attempts/0001/status.json").exists() and not (home / "runs/a/attempts/0001/log").exists()
+        assert sorted(path.name for path in (home / "pools/tiny-1/attempts").iterdir()) == ["0003", "0004", "0005"]
+
+
+async def test_a_pool_that_ended_long_ago_goes_with_its_directory(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        await api.until("a", "ended")
+        await api("stop_pool", "tiny-1")
+        await until(lambda: api.ctx.pools["tiny-1"].process.phase == "exited")
+        assert not (await api("gc")).deleted
+        status = home / "pools/tiny-1/attempts/0001/status.json"
+        then = time.time() - 8 * 86400
+        os.utime(status, (then, then))
+        await until(lambda: not is_locked(AttemptDir(status.parent)))  # its shim takes a moment longer
+        (item,) = (await api("gc")).deleted
+        assert item.path == str(home / "pools/tiny-1") and "7 days ago" in item.why
+        assert api.ctx.pools == {} and not (home / "pools/tiny-1").exists()
+        await api.run("b")
+        assert (await api.until("b", "ended")).reason == "completed"
+
+
+async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(home: Path) -> None:
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            finished(api.ctx, name)
+        await api("pin", "a@1001")
+        await api("swap", "bot", "a@1002")
+        api.ctx.disk.used = None
+        await budget.look(api.ctx, 1)
+        assert versions(home) == ["001001", "001002", "001004", "001006"]  # pinned, aliased, of checkpoints
+        assert [path.name for path in (home / "runs/a/samples").iterdir()] == ["000006.jsonl"]
+        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        told = (await api("show", "a")).warnings[-1]
+        assert "5 files of samples and" in told and "versions of a were deleted" in told
+        assert "nothing more can go" in api.ctx.disk.told
+        found = {check.check: check.problems for check in (await api("verify", "a")).checks}
+        assert found["samples"] == found["versions"] == []
+
+
+async def test_the_version_that_an_alias_goes_back_to_stays(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        keep_one(api)
+        for version in ("a@1003", "a@1005"):
+            await api("swap", "bot", version)
+        assert (await api("aliases"))[0].previous == "a@1003"
+        assert (await api("gc")).kept == [KeptVersion("bot", "a@1003")]
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1003" not in status.loaded)
+        await budget.look(api.ctx, 1)
+        assert versions(home) == ["001003", "001005", "001006"]
+        assert (await api("swap", "bot", rollback=True)).version == 1003
+        await api("swap", "bot", "a@1006")  # from now on it goes back to a@1003, and no more to a@1005
+        await until(lambda: (status := api.ctx.pools["tiny-1"].status) and "a@1005" not in status.loaded)
+        await api("gc")
+        assert versions(home) == ["001003", "001006"]
+
+
+async def test_a_budget_of_one_byte_takes_nothing_that_a_user_named(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        await api("pin", "a@1001")
+        await api("swap", "bot", "a@1003")
+        await api("export", "a@1005", str(home / "exported"))
+        await api("fork", "a@1004", overrides=["name=b"], name=None, steps=None, fresh=False)
+        await api.until("b", "ended")
+        await until(lambda: not (status := api.ctx.pools["tiny-1"].status) or status.loaded == ["a@1001", "a@1003"])
+        await budget.look(api.ctx, 1)
+        assert {"001001", "001003", "001004", "001006"} <= set(versions(home))  # 4 and 6 are of checkpoints
+        assert sorted(path.name for path in (home / "exported").iterdir())
+        assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
+        assert (home / "runs" / "b" / "origin").is_dir()
+
+
+async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "used", lambda roots: 1000)
+    async with serving(home) as api:
+        for name in ("a", "b"):
+            finished(api.ctx, name)
+        for path in sorted((home / "runs").glob("*/samples/*")):
+            path.write_text("some")
+        before = sorted((home / "runs").rglob("*"))
+        await budget.look(api.ctx, 1 << 40)
+        assert sorted((home / "runs").rglob("*")) == before and api.ctx.disk.told == ""
+        await budget.look(api.ctx, 999)
+        assert [path.name for path in set(before) - set((home / "runs").rglob("*"))] == ["000001.jsonl"]
+        assert not (home / "runs/a/samples/000001.jsonl").exists()  # of the run that ended first
+
+
+def test_a_file_that_two_directories_share_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/file").write_bytes(b"12345")
+    os.link(tmp_path / "one/file", tmp_path / "file")
+    assert disk_usage.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
+
+
+async def test_what_a_daemon_died_while_making_goes_and_unknown_runs_stay(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+    ctx = open_context(home)
+    for name in ("grid-1", "grid-2"):
+        make_directory(ctx, convert({"name": name}), "{}", Request("/", "s", [], "m", "float32", 1))
+    (home / "runs" / "grid-2" / "reference").mkdir()
+    (home / "runs" / "worked").mkdir()
+    (home / "runs" / "worked" / "journal.jsonl").touch()
+    with ctx.store.write() as connection:  # as in an old copy of the database
+        connection.execute("DELETE FROM runs")
+    for path in (home / "runs" / "a").iterdir():
+        if path.name not in ("spec.yaml", "spec.json", "request.json"):
+            discard(path) if path.is_dir() else path.unlink()
+    adopt(ctx)
+    assert sorted(path.name for path in (home / "runs").iterdir()) == ["a", "worked"]
+    ctx.store.close()
+    ctx.journal.close()
+
+
+async def test_what_a_file_server_with_another_clock_stamps_is_no_leftover(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(home / "runs" / "a")
+    path = aged(run.checkpoints / ".tmp-000001-a1-x", 300)
+    assert leftovers_in(run, before=time.time()) == [path]
+    monkeypatch.setattr(prune, "lag_of", lambda _: 300.0)
+    assert leftovers_in(run, before=time.time()) == []
+
+
+def test_the_clock_of_a_directory_is_measured(tmp_path: Path) -> None:
+    assert abs(lag_of(tmp_path)) < 60.0 and lag_of(tmp_path / "none") == math.inf and not list(tmp_path.iterdir())

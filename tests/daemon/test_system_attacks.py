@@ -1,0 +1,75 @@
+"""What one user of a shared daemon may try so that others wait, or are told what is not so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lorad.daemon.api.verbs.verify import attest_again
+from lorad.daemon.process.user_threads import Hands
+from lorad.daemon.runs.grid import axes_of
+from lorad.daemon.runs.preflight import exchanged, guarded
+from lorad.errors import Conflict, SpecError
+from lorad.store import runs
+from tests.kit.daemon_world import finished, serving
+
+ALICE, BOB = 4001, 4002
+
+
+async def test_who_waits_for_what_never_answers_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, let_go = Hands(), threading.Event()
+    monkeypatch.setattr("lorad.daemon.process.user_threads.MOST", 80)
+    asked = [asyncio.create_task(hands.do(ALICE, let_go.wait)) for _ in range(80)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(hands.do(BOB, lambda: "done"), 10) == "done"
+    with pytest.raises(Conflict):
+        await hands.do(ALICE, lambda: "too much")
+    let_go.set()
+    assert all(await asyncio.gather(*asked))
+    assert await hands.do(ALICE, lambda: "again") == "again"
+
+
+def test_a_grid_of_a_million_values_is_refused_at_once() -> None:
+    with pytest.raises(SpecError, match="more than 256 values"):
+        axes_of([f"seed={','.join(map(str, range(10_000)))}"])
+
+
+async def test_a_check_that_prints_without_an_end_is_refused() -> None:
+    endless = "while True: print('x' * 65536)"
+    with pytest.raises(SpecError, match="printed over"):
+        async with guarded([sys.executable, "-c", endless], os.environ) as process:
+            await exchanged(process, b"{}")
+
+
+async def test_strange_names_among_the_files_of_a_run_keep_nothing_else_from_going(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        spec = "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, '$.checkpoint.keep_samples', 2)"
+        with api.ctx.store.write() as connection:
+            connection.execute(f"UPDATE runs SET spec = {spec} WHERE name = 'a'")
+        run = home / "runs" / "a"
+        for name in ("samples/x.jsonl", "versions/\u00b2", f"checkpoints/{'9' * 30}-a1", "samples/000001-a0.jsonl/x"):
+            (run / name).mkdir(parents=True)
+        (run / "versions" / ".tmp-loop").symlink_to(".tmp-loop")
+        (run / "versions" / ".tmp-001001-deleted" / "x").mkdir(parents=True)
+        await api("gc")
+        there = {path.name for path in (run / "versions").iterdir()}
+        assert "001006" in there and "001001" not in there
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it asks as another user")
+async def test_the_pool_of_another_user_has_no_say_in_whether_a_run_is_sound(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        await api("swap", "bot", "a@1002")
+        run, (pool,) = runs.get(api.ctx.store, "a"), api.ctx.pools.values()
+        assert pool.status and "a@1002" in pool.status.loaded
+        assert (await attest_again(api.ctx, run)).looked_at.startswith("1 version")
+        api.ctx.system, pool.setup = True, msgspec.structs.replace(pool.setup, owner=BOB)
+        assert (await attest_again(api.ctx, run)).looked_at.startswith("0 versions")

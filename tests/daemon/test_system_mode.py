@@ -1,0 +1,264 @@
+"""A daemon that several users share: whose processes and files there are, and what nobody gets by tricks with files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.protocol.journal import JournalWriter, VersionFact, read
+from tests.kit.callers import CallerOf
+from tests.kit.leftovers import kill_leftovers
+from tests.kit.passable import PASSABLE, why_not
+from tests.kit.world import REPOSITORY, SMALL
+
+ALICE, BOB = 4001, 4002
+CLOSED = {0o700, 0o600}
+ASK = """
+import pathlib, sys, lorad.client.transport
+gateway = lorad.client.transport.Transport(pathlib.Path(sys.argv[1]), 60)
+print(gateway.post("/v1/completions", {"model": "bot", "prompt": "S:21=", "max_tokens": 4}))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def users() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+class Box:
+    """A machine with a shared daemon, and the processes of two users who ask it."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "lorad"
+        self.home.mkdir(exist_ok=True)
+        self.callers = {uid: CallerOf(uid, self.home) for uid in (ALICE, BOB)}
+        self.homes = {uid: root / str(uid) for uid in self.callers}
+        for uid, home in self.homes.items():
+            home.mkdir(mode=0o700)
+            os.chown(home, uid, uid)
+        self.daemon = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        daemon = subprocess.Popen(
+            [*PASSABLE, sys.executable, "-m", "lorad.daemon", "--system"],
+            env=os.environ | {"LORAD_HOME": str(self.home), "SECRET_OF_ROOT": "1"},
+            cwd=REPOSITORY,
+        )
+        while not (self.home / "lorad.sock").exists():
+            assert daemon.poll() is None
+            time.sleep(0.02)
+        return daemon
+
+    def ask(self, uid: int, method: str, path: str, body: Any = None, *, expect: int = 200) -> Any:
+        status, answer = self.callers[uid].ask(method, f"/v1/{path}", body)
+        assert status == expect, answer
+        return answer
+
+    def run(self, uid: int, name: str, *overrides: str, spec: str = SMALL, cwd: str = "/", expect: int = 200) -> Any:
+        body = {"spec": spec, "source": "a.yaml", "cwd": cwd, "overrides": [*overrides], "name": name}
+        return self.ask(uid, "POST", "runs", body, expect=expect)
+
+    def over(self, name: str) -> Any:
+        deadline = time.monotonic() + 120
+        while (shown := self.ask(ALICE, "GET", f"runs/{name}"))["state"] not in ("ended", "paused"):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.05)
+        return shown
+
+    def close(self) -> None:
+        self.daemon.terminate()
+        self.daemon.wait()
+        for caller in self.callers.values():
+            caller.close()
+        kill_leftovers(self.home)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """With a run `a` of Alice's that has ended."""
+    root = Path(tempfile.mkdtemp(prefix="lr-"))
+    root.chmod(0o711)
+    made = Box(root)
+    try:
+        made.run(ALICE, "a")
+        assert made.over("a")["reason"] == "completed", made.ask(ALICE, "GET", "runs/a/logs")
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def test_processes_of_a_run_are_its_owners_and_can_never_be_more(box: Box) -> None:
+    box.run(ALICE, "long", "trainer.steps=100000")
+    while (
+        len(shown := box.ask(ALICE, "GET", "runs/long")["processes"]) < 4
+        or box.ask(ALICE, "GET", "runs/long")["step"] < 1
+    ):
+        time.sleep(0.05)
+    pids = {process["role"]: process["pid"] for process in shown}
+    for role in ("driver", "pool"):
+        status = status_of(pids[role])
+        assert status["Uid"].split() == [str(ALICE)] * 4
+        assert (status["NoNewPrivs"], int(status["CapEff"], 16), int(status["CapPrm"], 16)) == ("1", 0, 0)
+        assert status["Groups"].split() == status["Gid"].split()[:1]
+        environment = Path(f"/proc/{pids[role]}/environ").read_text()
+        assert "SECRET_OF_ROOT" not in environment
+        assert f"USER={ALICE}" in environment
+        files = {os.readlink(fd) for fd in Path(f"/proc/{pids[role]}/fd").iterdir() if fd.is_symlink()}
+        assert not any("lorad.db" in file or "status.json" in file or "/dev/pts" in file for file in files)
+    assert status_of(pids["driver shim"])["Uid"].split() == ["0"] * 4
+    box.ask(BOB, "POST", "runs/long/kill", {}, expect=403)
+    box.ask(ALICE, "POST", "runs/long/kill", {})
+    assert box.over("long")["reason"] == "killed"
+
+
+def test_files_of_a_run_are_its_owners_and_closed_to_others(box: Box) -> None:
+    run = box.home / "runs" / "a"
+    theirs = [
+        run / "journal.jsonl",
+        *(path for part in ("versions", "checkpoints", "samples") for path in (run / part).rglob("*")),
+    ]
+    assert len(theirs) > 20
+    for path in (*theirs, run / "attempts" / "0001" / "work" / "params.json"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777 in CLOSED) == (ALICE, True), path
+    for path in (run, run / "attempts", run / "attempts/0001", box.home / "runs", box.home / "pools"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o711), path
+    for name in (
+        "lorad.db",
+        "journal.jsonl",
+        "logs/daemon.log",
+        "runs/a/spec.json",
+        "runs/a/attempts/0001/command.json",
+    ):
+        assert (box.home / name).stat().st_mode & 0o077 == 0, name
+
+
+def as_user(uid: int, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PASSABLE, "setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *command],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+def test_a_user_cannot_put_something_else_where_the_daemon_reads(box: Box) -> None:
+    run = box.home / "runs" / "a"
+    for name in ("journal.jsonl", "versions", "samples", "attempts/0001/status.json"):
+        done = as_user(ALICE, "mv", str(run / name), str(box.homes[ALICE]))
+        assert "denied" in done.stderr
+        assert "denied" in as_user(ALICE, "ln", "-s", "/etc/shadow", str(run / f"{name}.x")).stderr
+
+
+def test_plain_commands_of_users_work_and_none_starts_a_daemon_there(box: Box) -> None:
+    lorad = [sys.executable, "-m", "lorad"]
+    home = f"LORAD_HOME={box.home}"
+    listed = as_user(BOB, "env", home, f"HOME={box.homes[BOB]}", *lorad, "list", "--all", "--json")
+    assert {run["name"] for run in json.loads(listed.stdout)} >= {"a"}
+    told = as_user(BOB, "env", home, f"HOME={box.homes[BOB]}", *lorad, "doctor", "--json")
+    assert all(check["ok"] for check in json.loads(told.stdout)), told.stdout
+    silent = box.home.parent / "silent"
+    silent.mkdir(mode=0o711)
+    refused = as_user(BOB, "env", f"LORAD_HOME={silent}", *lorad, "daemon", "start")
+    assert refused.returncode == 5
+    assert "shared" in refused.stderr
+
+
+def test_the_gateway_answers_whoever_may_see_a_version(box: Box) -> None:
+    box.ask(ALICE, "POST", "aliases/bot", {"version": "a@2"})
+    gateway = box.home / "gateway.sock"
+    deadline = time.monotonic() + 60
+    while not gateway.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    answer = as_user(BOB, sys.executable, "-c", ASK, str(gateway))
+    assert "text_completion" in answer.stdout, answer.stderr
+
+
+def test_a_version_is_exported_as_who_asks_for_it(box: Box) -> None:
+    own, foreign = box.homes[BOB] / "adapter", box.homes[ALICE] / "adapter"
+    box.ask(BOB, "POST", "versions/a@2/export", {"directory": str(own)})
+    assert {path.stat().st_uid for path in (own, *own.iterdir())} == {BOB}
+    box.ask(BOB, "POST", "versions/a@2/export", {"directory": str(foreign)}, expect=507)
+    box.ask(BOB, "POST", "versions/a@2/export", {"directory": "/etc/lorad-export"}, expect=507)
+    (box.homes[BOB] / "link").symlink_to("/etc/lorad-export")
+    box.ask(BOB, "POST", "versions/a@2/export", {"directory": str(box.homes[BOB] / "link/x")}, expect=507)
+    assert not foreign.exists() and not Path("/etc/lorad-export").exists()
+
+
+def test_paths_of_a_spec_are_opened_as_who_gave_them(box: Box) -> None:
+    secret = box.homes[ALICE] / "secret.jsonl"
+    secret.write_text('{"prompt": "p", "answer": "hidden-words"}\n' * 8)
+    os.chown(secret, ALICE, ALICE)
+    secret.chmod(0o600)
+    refused = box.run(BOB, "spy", f"data.train={secret}", "data.eval=null", expect=422)
+    assert "hidden-words" not in str(refused)
+    relative = box.run(BOB, "spy", "data.train=secret.jsonl", cwd=str(box.homes[ALICE]), expect=422)
+    assert "hidden-words" not in str(relative)
+    assert "absolute" in str(box.run(BOB, "spy", cwd="homes", expect=422))
+    served = {"model": "builtin:tiny", "cwd": "/", "adapters": [{"name": "spy", "directory": str(box.homes[ALICE])}]}
+    assert "Permission denied" in str(box.ask(BOB, "POST", "serve", served, expect=422))
+
+
+def test_what_a_link_among_the_samples_points_to_is_not_shown(box: Box) -> None:
+    root_only = box.home.parent / "root-only"
+    root_only.write_text("of root\n")
+    root_only.chmod(0o600)
+    samples = box.home / "runs/a/samples/000003-a1.jsonl"
+    kept = samples.read_bytes()
+    as_user(ALICE, "ln", "-sf", str(root_only), str(samples))
+    answer = box.ask(ALICE, "GET", "runs/a/samples?step=3", expect=404)
+    assert "of root" not in str(answer)
+    as_user(ALICE, "ln", "-f", str(root_only), str(samples))  # where the kernel lets users link what is not theirs
+    if samples.stat().st_uid == 0:
+        box.ask(ALICE, "GET", "runs/a/samples?step=3", expect=404)
+    samples.unlink()
+    samples.write_bytes(kept)
+    os.chown(samples, ALICE, ALICE)
+
+
+def test_a_version_that_is_a_link_elsewhere_is_nobodys(box: Box) -> None:
+    version = box.home / "runs/a/versions/000001"
+    version.rename(version.with_name("aside"))
+    as_user(ALICE, "ln", "-s", "/root", str(version))
+    try:
+        shown = {row["version"]: row["path"] for row in box.ask(BOB, "GET", "versions?run=a")["items"]}
+        assert shown[1] is None and shown[2] is not None
+        box.ask(BOB, "POST", "versions/a@1/export", {"directory": str(box.homes[BOB] / "x")}, expect=404)
+    finally:
+        version.unlink()
+        version.with_name("aside").rename(version)
+
+
+def test_a_record_that_leads_out_of_its_run_ends_the_run_and_nothing_else(box: Box) -> None:
+    box.run(ALICE, "out", "trainer.steps=100000")
+    while box.ask(ALICE, "GET", "runs/out")["step"] < 1:
+        time.sleep(0.05)
+    box.ask(ALICE, "POST", "runs/out/kill", {})
+    box.over("out")
+    journal = box.home / "runs/out/journal.jsonl"
+    newest = [record for record, _ in read(journal)][-1]
+    fact = VersionFact(newest.step + 1000, "0" * 64, None, "../a/versions/000001", 1, 1.0, 1, "passed", "")
+    with JournalWriter(journal, "out", newest.attempt) as writer:
+        writer.append("version", newest.step, fact)
+    box.ask(ALICE, "POST", "runs/out/resume", {})
+    shown = box.over("out")
+    assert (shown["reason"], "is not in versions/" in shown["detail"]) == ("failed", True), shown
+    assert box.ask(BOB, "GET", "status")["runs"]

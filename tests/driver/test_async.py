@@ -1,0 +1,300 @@
+"""Sampling ahead of training: which version makes which samples is fixed, and a kill changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from lorad.box.paths import RunDir
+from lorad.daemon.record.audit import audit
+from lorad.driver import pending
+from lorad.driver.__main__ import attempt, open_session
+from lorad.driver.begin import begin
+from lorad.driver.sample import refuse_stale
+from lorad.driver.session import Plan, Rollout, Session, StopFlag
+from lorad.errors import Conflict, IntegrityError, LoradError
+from lorad.protocol.driver_params import DriverParams, write_params
+from lorad.protocol.journal import EndFact, JournalWriter, Record, lineage, read
+from lorad.spec.model import to_json
+from lorad.spec.text import load_spec
+from tests.kit.pool_kit import Running, running_pool, until
+
+SPEC = """
+seed: 3
+lora: {rank: 8, alpha: 16, dropout: 0.1}
+algorithm: {group_size: 4}
+data: {train: sort, prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 7, schedule: cosine, schedule_steps: 20, warmup_steps: 2}
+rollout: {max_new_tokens: 8}
+eval: {every: 4, problems: 4}
+checkpoint: {every: 3, keep: 2}
+"""
+FIGURES = ("reward", "loss", "entropy", "grad_norm", "lr", "logprob_difference", "staleness", "updates")
+
+
+class Driven:
+    """A run of this test's own in the pool, whose attempts are driven here or in a process."""
+
+    def __init__(self, running: Running, home: Path, name: str, *overrides: str) -> None:
+        self.running, self.run = running, RunDir(home / name)
+        self.run.root.mkdir()
+        spec = load_spec(SPEC, overrides=overrides)
+        self.run.spec.write_bytes(to_json(spec))
+        self.params = DriverParams(
+            run=name, run_dir=str(self.run.root), attempt=0, steps=spec.trainer.steps,
+            pool="p", pool_socket=running.config.socket, cwd=str(home),
+        )  # fmt: skip
+
+    def next(self, **changes: Any) -> DriverParams:
+        self.params = msgspec.structs.replace(self.params, attempt=self.params.attempt + 1, **changes)
+        self.run.attempt(self.params.attempt).root.mkdir(parents=True)
+        return self.params
+
+    def drive(self, stop: StopFlag | None = None, **changes: Any) -> EndFact:
+        params = self.next(**changes)
+        with JournalWriter(self.run.journal, params.run, params.attempt) as journal:
+            end, step = attempt(params, self.run, journal, stop or StopFlag())
+            journal.append("end", step, end)
+        return end
+
+    def struck(self, step: int, blow: signal.Signals) -> int:
+        """Another attempt, in a process that gets a signal as soon as its journal tells of `step`; how it exited."""
+        directory = self.run.attempt(self.next().attempt).root
+        write_params(directory, self.params)
+        child = subprocess.Popen([sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL)
+        until(lambda: any(r.step >= step for r in self.facts("step")) or child.poll() is not None)
+        child.send_signal(blow)
+        return child.wait()
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[Session]:
+        """An attempt that has begun, for a test to go on with."""
+        params = self.next()
+        with JournalWriter(self.run.journal, params.run, params.attempt) as journal, contextlib.ExitStack() as stack:
+            session = open_session(params, self.run, journal, StopFlag(), stack)
+            assert session is not None
+            begin(session)
+            if session.ahead is not None:
+                stack.callback(session.ahead.close)
+            yield session
+
+    def set(self, *overrides: str) -> None:
+        self.run.spec.write_bytes(to_json(load_spec(self.run.spec.read_text(), overrides=overrides)))
+
+    def facts(self, kind: str) -> list[Record]:
+        return [r for r in lineage([r for r, _ in read(self.run.journal)]) if r.kind == kind]
+
+    def outcome(self) -> dict[str, Any]:
+        """What must not depend on kills and resumes."""
+        steps = self.facts("step")
+        lines = [(self.run.root / r.data["samples"]).read_text().splitlines() for r in steps]
+        made = [[msgspec.json.decode(line) for line in step] for step in lines]
+        return {
+            "steps": [(r.step, r.data["position"], *(r.data["metrics"].get(f) for f in FIGURES)) for r in steps],
+            "samples": [[(s["prompt_id"], s["completion"], s["logprobs"], s["reward"]) for s in step] for step in made],
+            "evals": [(r.step, r.data["score"]) for r in self.facts("eval")],
+            "digest": self.facts("version")[-1].data["sha256"],
+        }
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_pool(tmp_path_factory.mktemp("pool"), deterministic=True) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def calm(running: Running, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Driven]:
+    """Runs that nobody disturbs, one and two steps ahead."""
+    home = tmp_path_factory.mktemp("calm")
+    runs = {lag: Driven(running, home, f"calm-{lag}", f"rollout.max_staleness={lag}") for lag in (1, 2)}
+    assert [run.drive().reason for run in runs.values()] == ["completed", "completed"]
+    return runs
+
+
+def samples(run: Driven, step: int) -> list[dict[str, Any]]:
+    text = (run.run.root / run.facts("step")[step - 1].data["samples"]).read_text()
+    return [msgspec.json.decode(line) for line in text.splitlines()]
+
+
+def samplers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("sampler")]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_samples_are_as_old_as_the_lag_and_name_their_version(calm: dict[int, Driven], lag: int) -> None:
+    steps = calm[lag].facts("step")
+    assert [r.data["metrics"]["staleness"] for r in steps] == [min(i, lag) for i in range(7)]
+    updates = [int(r.data["metrics"]["updates"]) for r in steps]  # a step without a gradient has none
+    assert [r.data["version"] for r in steps] == [sum(updates[: max(0, i - lag)]) for i in range(7)]
+    assert {s["version"] for s in samples(calm[lag], 7)} == {f"calm-{lag}@{sum(updates[: 6 - lag])}"}
+
+
+def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> None:
+    steps, made = calm[1].facts("step"), {r.step for r in calm[1].facts("version")}
+    empty = [r for r in steps if r.data["metrics"]["updates"] == 0]
+    assert empty and made == {0, *(r.step for r in steps)} - {r.step for r in empty}
+    assert [audit(run.run.root) for run in calm.values()] == [[], []]
+    for metrics in (r.data["metrics"] for r in empty):
+        assert metrics["zero_variance_groups"] == 4 and metrics["response_length"] > 0
+        assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(metrics)
+
+
+def test_updates_without_a_gradient_are_made_where_the_spec_wants_them(running: Running, tmp_path: Path) -> None:
+    how = ("algorithm.skip_empty_updates=false", "rollout.max_staleness=1", "eval.every=0", "trainer.steps=3")
+    run = Driven(running, tmp_path, "empty", *how)
+    run.drive()
+    metrics = run.facts("step")[1].data["metrics"]
+    assert [r.step for r in run.facts("version")] == [0, 1, 2, 3]
+    assert metrics["zero_variance_groups"] == 4 and (metrics["updates"], metrics["grad_norm"]) == (1, 0)
+
+
+def test_old_samples_do_not_measure_the_engine(calm: dict[int, Driven]) -> None:
+    for metrics in (r.data["metrics"] for r in calm[2].facts("step")):
+        if (difference := metrics.get("logprob_difference")) is not None:  # dropout is 0.1, and not in it
+            assert difference < 1e-5 and "staleness_difference" not in metrics
+    stale = [r.data["metrics"] for r in calm[2].facts("step") if "logprob_difference" not in r.data["metrics"]]
+    assert stale and max(metrics.get("staleness_difference", 0.0) for metrics in stale) > 1e-4
+
+
+def test_killed_and_resumed_equals_undisturbed(calm: dict[int, Driven], running: Running, tmp_path: Path) -> None:
+    run = Driven(running, tmp_path, "killed", "rollout.max_staleness=2")
+    assert run.struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert run.drive().reason == "completed"
+    assert run.facts("attempt")[-1].data["resumed_from"] in (3, 6)
+    assert run.outcome() == calm[2].outcome()
+
+
+def test_stopped_and_resumed_equals_undisturbed(calm: dict[int, Driven], running: Running, tmp_path: Path) -> None:
+    run = Driven(running, tmp_path, "stopped", "rollout.max_staleness=1")
+    assert run.struck(2, signal.SIGTERM) == 0
+    assert run.facts("end")[-1].data["reason"] == "stopped"
+    assert run.drive().reason == "completed"
+    assert run.outcome() == calm[1].outcome()
+
+
+def test_a_resume_with_more_steps_is_as_if_asked_at_once(
+    calm: dict[int, Driven], running: Running, tmp_path: Path
+) -> None:
+    run = Driven(running, tmp_path, "more", "rollout.max_staleness=2", "eval.every=0")
+    assert run.drive(steps=4).reason == run.drive(steps=7).reason == "completed"
+    assert run.outcome() == calm[2].outcome() | {"evals": []}
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 0), (0, 2)])
+def test_a_resume_may_change_the_lag(running: Running, tmp_path: Path, before: int, after: int) -> None:
+    run = Driven(running, tmp_path, f"lag-{before}-{after}", f"rollout.max_staleness={before}", "eval.every=0")
+    run.drive(steps=2)
+    run.set(f"rollout.max_staleness={after}")
+    assert run.drive(steps=5).reason == "completed"
+    steps = run.facts("step")
+    assert [r.data["position"] for r in steps] == [4 * i for i in range(5)]
+    assert max(r.data["metrics"]["staleness"] for r in steps[2:]) == after
+    assert bool(run.facts("warning")) == (before > after > 0)
+
+
+def test_samples_of_prompts_that_are_gone_are_made_again(running: Running, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "S:21=", "answer": "12"}\n' * 4)
+    run = Driven(running, tmp_path, "gone", f"data.train={rows}", "rollout.max_staleness=1", "eval.every=0")
+    run.drive(steps=2)
+    rows.write_text('{"prompt": "S:31=", "answer": "13"}\n' * 4)
+    assert run.drive(steps=4).reason == "completed"
+    assert {s["prompt"] for s in samples(run, 3)} == {"S:31="}
+    assert any("other prompts" in r.data["message"] for r in run.facts("warning"))
+
+
+def test_samples_whose_reward_failed_are_scored_again_by_a_resume(running: Running, tmp_path: Path) -> None:
+    reward, broken = tmp_path / "reward.py", tmp_path / "broken"
+    reward.write_text(
+        f"import os\ncalls = 0\ndef score(completion, **_):\n    global calls\n    calls += 1\n"
+        f"    assert calls <= 32 or not os.path.exists({str(broken)!r})\n    return len(completion)\n"
+    )
+    broken.touch()
+    how = ("rollout.max_staleness=2", "eval.every=0", "checkpoint.every=1", f"reward={{name: {reward}:score}}")
+    run = Driven(running, tmp_path, "unscored", *how)
+    assert "reward failed on 16 of 16 samples of step 3" in run.drive(steps=4).detail
+    broken.unlink()
+    assert run.drive(steps=4).reason == "completed"
+
+
+def test_kept_samples_of_a_version_that_the_journal_does_not_have_are_refused(calm: dict[int, Driven]) -> None:
+    run = calm[2]
+    session: Any = SimpleNamespace(spec=load_spec(run.run.spec.read_text()), params=run.params, name_of=str)
+    before = [fact for fact in run.facts("version") if fact.step < 5]
+    with pytest.raises(IntegrityError, match="no such version of step 5"):
+        pending.read(session, run.run.checkpoint(7, 1), before)
+
+
+def test_too_old_samples_are_refused() -> None:
+    session: Any = SimpleNamespace(
+        spec=load_spec(SPEC, overrides=["rollout.max_staleness=1"]), name_of=str, params=SimpleNamespace(run="a")
+    )
+    refuse_stale(session, Rollout(Plan(5, [], 0, 4, 4), [], 0.0, 0.0))
+    with pytest.raises(LoradError, match="2 versions old"):
+        refuse_stale(session, Rollout(Plan(5, [], 0, 3, 3), [], 0.0, 0.0))
+
+
+def test_what_goes_wrong_ahead_is_raised_where_it_is_needed(running: Running, tmp_path: Path) -> None:
+    with Driven(running, tmp_path, "wrong", "rollout.max_staleness=1").begun() as session:
+        assert session.ahead is not None
+        session.state.version = 99
+        with pytest.raises(Conflict, match="wrong@99 is not an attested version"), session.ahead as ahead:
+            ahead.take(0)
+    assert not samplers()
+
+
+def test_an_end_does_not_wait_for_a_slow_reward(running: Running, tmp_path: Path) -> None:
+    reward, begun = tmp_path / "slow.py", tmp_path / "begun"
+    reward.write_text(f"import pathlib, time\ndef score(**_):\n    open({str(begun)!r}, 'w')\n    time.sleep(600)\n")
+    how = f"reward={{name: {reward}:score, timeout: 1000}}"
+    run = Driven(running, tmp_path, "slow", "rollout.max_staleness=1", "eval.every=0", how)
+    with run.begun() as session, session.ahead or contextlib.nullcontext():
+        until(begun.exists)
+    assert not samplers()
+
+
+def test_a_pool_that_goes_away_ends_the_run_and_leaves_no_thread(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as elsewhere, running_pool(tmp_path) as running:
+        run = Driven(running, tmp_path, "left", "rollout.max_staleness=2", "trainer.steps=1000")
+        end = elsewhere.submit(run.drive)
+        until(lambda: len(run.facts("step")) >= 3)
+    assert end.result().reason == "lost"
+    assert not samplers()
+
+
+def test_the_pool_is_asked_to_keep_what_sampling_ahead_needs(running: Running, tmp_path: Path) -> None:
+    overrides = ("rollout.max_staleness=2", "resources.priority=3", "attest.amplified_every=7")
+    with Driven(running, tmp_path, "keeper", *overrides).begun():
+        asked = running.pool.tenants["keeper"].spec
+    assert (asked.kept, asked.priority, asked.amplified_every) == (4, 3, 7)
+
+
+def test_without_a_lag_there_is_no_thread(running: Running, tmp_path: Path) -> None:
+    with Driven(running, tmp_path, "plain").begun() as session:
+        assert session.ahead is None
+
+
+def test_it_learns(running: Running, tmp_path: Path) -> None:
+    run = Driven(
+        running,
+        tmp_path,
+        "learner",
+        *("rollout.max_staleness=2", "trainer.steps=12", "lora.dropout=0", "eval.every=12", "eval.problems=64"),
+        *("data.prompts_per_step=8", "algorithm.group_size=8", "trainer.schedule=constant", "checkpoint.every=12"),
+        "rollout.max_new_tokens=12",
+    )
+    run.drive()
+    first, last = (r.data["score"] for r in run.facts("eval"))
+    assert first < 0.4 and last > 0.7

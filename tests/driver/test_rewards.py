@@ -1,0 +1,308 @@
+"""Rewards: the builtin ones, and a user's function that may do anything without hurting the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lorad.driver.rewards import Rewarder, Score
+from lorad.errors import SpecError
+from lorad.rl.reward import RewardInput, builtin
+from lorad.spec.model import RewardSpec
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., Rewarder]
+Processes = Callable[[], list[psutil.Process]]
+
+
+def sample(completion: str = "", answer: str = "", finish: str = "stop", **row: Any) -> RewardInput:
+    return RewardInput("S:21=", completion, answer, finish, row)
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def processes() -> Processes:
+    """Those that this test started."""
+    before = children()
+    return lambda: [process for process in children() if process not in before]
+
+
+@pytest.fixture
+def make(tmp_path: Path, processes: Processes) -> Iterator[Make]:
+    """A Rewarder of some source text; its processes must be gone when it is closed."""
+    made: list[Rewarder] = []
+
+    def make(source: str, function: str = "reward", **settings: Any) -> Rewarder:
+        (tmp_path / "rewards.py").write_text(source)
+        made.append(Rewarder(RewardSpec(name=f"rewards.py:{function}", **settings), tmp_path))
+        return made[-1]
+
+    yield make
+    for rewarder in made:
+        rewarder.close()
+    assert processes() == []
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish", "value"),
+    [("12", "stop", 1), (" 12\n", "stop", 1), ("12", "length", 0), ("123", "stop", 0), ("", "stop", 0)],
+)
+def test_exact_match_wants_the_answer_and_an_end(completion: str, finish: str, value: float) -> None:
+    assert builtin("exact_match")(sample(completion, "12", finish)) == value
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "value"),
+    [
+        ("so 3 + 4 = 7\n#### 7", "3+4=7 #### 7", 1),
+        ("#### 1,234", "1234", 1),
+        ("#### $1,234.00.", "#### 1234", 1),
+        ("#### 3 no #### 4", "#### 4", 1),
+        ("#### 4 no #### 3", "#### 4", 0),
+        ("#### -5", "#### -5", 1),
+        ("#### -$5", "#### -5", 1),
+        ("#### 0", "it was 5 #### 0", 1),
+        ("#### 5", "it was 5 #### 0", 0),
+        ("#### .5 apples", "0.50", 1),
+        ("7", "7", 0),
+        ("#### seven", "seven", 0),
+        ("####", "#### 7", 0),
+    ],
+)
+def test_gsm8k_compares_the_last_marked_number(completion: str, answer: str, value: float) -> None:
+    assert builtin("gsm8k")(sample(completion, answer)) == value
+
+
+def test_regex_searches_and_can_compare_with_the_answer() -> None:
+    assert builtin("regex", r"^\d+$")(sample("123")) == 1
+    assert builtin("regex", r"^\d+$")(sample("12a")) == 0
+    boxed = builtin("regex", r"boxed\{(?P<answer>\d+)\}")
+    assert [boxed(sample("boxed{12}", answer)) for answer in ("12", "13")] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "says"),
+    [("exact", None, "no builtin 'exact'"), ("regex", None, "reward.pattern: missing"), ("regex", "(", "not compile")],
+)
+def test_a_builtin_that_can_not_be_is_refused_at_once(name: str, pattern: str | None, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        Rewarder(RewardSpec(name=name, pattern=pattern), Path())
+    assert refused.value.hint
+
+
+def test_builtins_need_no_process(tmp_path: Path, processes: Processes) -> None:
+    with Rewarder(RewardSpec(), tmp_path) as rewarder:
+        assert rewarder.score([sample("12", "12"), sample("1", "12")]) == [Score(1.0), Score(0.0)]
+        assert processes() == []
+
+
+def test_a_pattern_that_never_ends_costs_one_sample_each(tmp_path: Path) -> None:
+    spec = RewardSpec(name="regex", pattern="^(a+)+$", timeout=1.0)
+    with Rewarder(spec, tmp_path) as rewarder:
+        scores = rewarder.score([sample("a" * 40 + "b"), sample("aa")])
+    assert [score.value for score in scores] == [None, 1.0]
+
+
+def test_a_function_gets_the_keywords_that_it_names(make: Make) -> None:
+    rewarder = make("def reward(completion, level, answer='x', absent=5): return level + len(completion) + absent")
+    assert rewarder.start() == ["completion", "level"]
+    assert rewarder.score([sample("abc", level=10, unused=1)])[0].value == 18
+
+
+def test_a_function_with_open_keywords_gets_all_of_them(make: Make) -> None:
+    rewarder = make("def reward(**given): return sorted(given) == ['answer', 'completion', 'finish', 'prompt', 'x']")
+    assert rewarder.score([sample(x=1, prompt="of the row")])[0].value == 1.0
+
+
+def test_a_reward_file_may_import_its_neighbour_and_print(make: Make, tmp_path: Path, capfd: Any) -> None:
+    (tmp_path / "near.py").write_text("import os\ndef value():\n    print('hello'); os.write(1, b'raw'); return 2")
+    rewarder = make("import near\ndef reward(): return near.value()")
+    assert rewarder.score([sample()])[0].value == 2
+    rewarder.close()  # what it printed is in the log by then
+    assert "hello" in capfd.readouterr().err
+
+
+BAD = """
+import ctypes, os, sys, time
+import numpy as np
+def reward(completion):
+    if completion == "raise":
+        raise ValueError("no such thing")
+    if completion == "nan": return float("nan")
+    if completion == "none": return None
+    if completion == "text": return "1.0"
+    if completion == "exit": os._exit(3)
+    if completion == "sys.exit": sys.exit("bye")
+    if completion == "segfault": ctypes.string_at(0)
+    if completion == "hang": time.sleep(1000)
+    if completion == "stdin": return len(sys.stdin.read())
+    if completion == "bool": return True
+    if completion == "numpy": return np.float32(0.5)
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("completion", "says"),
+    [
+        ("raise", "rewards.py:6: ValueError: no such thing"),
+        ("nan", "returned nan, not a finite number"),
+        ("none", "returned NoneType, not a number"),
+        ("text", "returned str, not a number"),
+        ("exit", "the reward process exited with 3"),
+        ("sys.exit", "rewards.py:11: SystemExit: bye"),
+        ("segfault", "the reward process died of SIGSEGV"),
+        ("hang", "no result within 2 s"),
+    ],
+)
+def test_a_bad_sample_fails_alone_and_says_why(completion: str, says: str, make: Make) -> None:
+    timeout = 2.0 if completion == "hang" else 60.0
+    scores = make(BAD, timeout=timeout).score([sample("good"), sample(completion), sample("good")])
+    assert [score.value for score in scores] == [1.0, None, 1.0]
+    assert says in scores[1].error
+
+
+@pytest.mark.parametrize(("retries", "values"), [(0, [1.0, None, 2.0]), (1, [1.0, 3.0, 2.0])])
+def test_a_failed_sample_is_scored_again_after_the_others(
+    retries: int, values: list[float | None], make: Make, tmp_path: Path
+) -> None:
+    source = f"""
+import pathlib
+def reward(completion):
+    calls = pathlib.Path({str(tmp_path)!r}, "calls")
+    calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+    assert completion != "bad" or len(calls.read_text()) > 3
+    return len(calls.read_text()) - (completion == "last" or completion == "bad")
+"""
+    scores = make(source, retries=retries).score([sample("first"), sample("bad"), sample("last")])
+    assert [score.value for score in scores] == values
+
+
+@pytest.mark.parametrize(("completion", "value"), [("stdin", 0.0), ("bool", 1.0), ("numpy", 0.5)])
+def test_whatever_is_a_number_is_a_reward(completion: str, value: float, make: Make) -> None:
+    assert make(BAD).score([sample(completion)])[0].value == value
+
+
+def test_a_large_sample_passes(make: Make) -> None:
+    assert make("def reward(completion): return len(completion)").score([sample("x" * 3_000_000)])[0].value == 3e6
+
+
+def test_what_user_code_started_is_killed_with_it(make: Make, processes: Processes) -> None:
+    source = "import subprocess\ndef reward():\n    subprocess.Popen(['sleep', '1000'])\n    return 1"
+    rewarder = make(source)
+    rewarder.score([sample()])
+    started = processes()
+    assert len(started) == 3  # the guard among them
+    rewarder.close()
+    assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
+ESCAPES = """
+import pathlib, subprocess, time
+def reward(completion):
+    if completion:
+        pathlib.Path(completion).write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+        time.sleep(1000)
+    return 1
+"""
+
+
+def test_what_left_its_session_ends_with_a_sample_that_times_out(make: Make, tmp_path: Path) -> None:
+    left = tmp_path / "pid"
+    scores = make(ESCAPES, timeout=2.0).score([sample(str(left)), sample()])
+    assert [score.value for score in scores] == [None, 1.0]
+    assert not psutil.pid_exists(int(left.read_text()))
+
+
+def test_a_reward_that_prints_without_end_fills_no_log(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    source = "def reward():\n    for _ in range(1024): print('x' * 65535)\n    return 1"
+    rewarder = make(source, timeout=60)
+    assert rewarder.score([sample()])[0].value == 1.0
+    rewarder.close()
+    printed = capfd.readouterr().err
+    assert len(printed) < 8 << 20 and "bytes of what user code printed were left out here" in printed
+
+
+def test_user_code_sees_no_secret_that_the_spec_does_not_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import os\ndef reward(completion): return completion in os.environ"
+    for name in ("HF_TOKEN", "JUDGE_KEY"):
+        monkeypatch.setenv(name, "secret")
+    scores = make(source, env=["JUDGE_KEY"]).score([sample(name) for name in ("HF_TOKEN", "JUDGE_KEY", "PATH")])
+    assert [score.value for score in scores] == [0.0, 1.0, 1.0]
+
+
+def test_a_sample_that_takes_too_much_memory_fails_alone(make: Make) -> None:
+    source = "kept = []\ndef reward(completion):\n    kept.append(bytearray(int(completion) << 20))\n    return 1"
+    scores = make(source, memory="256MiB").score([sample("1"), sample("400"), sample("150"), sample("1")])
+    assert [score.value for score in scores] == [1.0, None, 1.0, 1.0]
+    assert "needs more than its limit of 256 MiB (reward.memory)" in scores[1].error
+
+
+def test_closing_ends_a_score_of_another_thread(make: Make, processes: Processes) -> None:
+    rewarder = make("import time\ndef reward(): time.sleep(1000)", timeout=1000)
+    scores: list[Score] = []
+    thread = threading.Thread(target=lambda: scores.extend(rewarder.score([sample(), sample()])))
+    thread.start()
+    while not processes():
+        time.sleep(0.01)
+    rewarder.close()
+    thread.join(timeout=60)
+    assert [score.value for score in scores] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "says"),
+    [
+        ("def reward(): return 1", "rewrad", "has no function rewrad"),
+        ("x = 1\nimport not_there", "reward", "rewards.py:2: ModuleNotFoundError: No module named 'not_there'"),
+        ("def reward(:", "reward", "rewards.py:1: SyntaxError"),
+        ("reward = 3", "reward", "has no function reward"),
+        ("def reward(completion, /): return 1", "reward", "positional-only"),
+        ("import os; os._exit(4)", "reward", "the reward process exited with 4 while"),
+    ],
+)
+def test_a_function_that_can_not_be_loaded_is_told_with_file_and_line(
+    source: str, function: str, says: str, make: Make, processes: Processes
+) -> None:
+    rewarder = make(source, function)
+    with pytest.raises(SpecError, match=says.replace("(", r"\(")) as refused:
+        rewarder.start()
+    assert refused.value.hint
+    assert says in rewarder.score([sample()])[0].error
+    assert processes() == []
+
+
+def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no file"):
+        Rewarder(RewardSpec(name="nowhere/rewards.py:reward"), tmp_path)
+
+
+def test_nothing_is_left_when_the_driver_is_killed_even_while_user_code_holds_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("import re\ndef reward(): re.match('(a+)+$', 'a' * 40 + 'b')")
+    driver = f"""
+from pathlib import Path
+from lorad.driver.rewards import Rewarder
+from lorad.rl.reward import RewardInput
+from lorad.spec.model import RewardSpec
+Rewarder(RewardSpec(name="rewards.py:reward", timeout=1000), Path({str(tmp_path)!r})).score(
+    [RewardInput("", "", "", "stop")])
+"""
+    process = subprocess.Popen([sys.executable, "-c", driver], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    driver_process = psutil.Process(process.pid)
+    while len(children := driver_process.children(recursive=True)) < 2 or children[1].cpu_times().user < 0.3:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=60)[1] == []

@@ -1,0 +1,53 @@
+"""Which groups reach the trainer: not those whose rewards are all equal, unless a KL term gives them a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lorad.driver.rewards import Score
+from lorad.driver.session import Session, Weighed
+from lorad.driver.weigh import weigh
+from lorad.spec.text import load_spec
+
+SPEC = "{model: {path: builtin:tiny}, data: {train: sort, prompts_per_step: 3}, algorithm: {group_size: 2}}"
+REWARDS = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def weighed(
+    *overrides: str, seconds: dict[str, float] | None = None, rewards: Sequence[float | None] = REWARDS, size: int = 2
+) -> Weighed:
+    session: Any = SimpleNamespace(
+        spec=load_spec(SPEC, overrides=overrides), seconds={} if seconds is None else seconds
+    )
+    session.timed = lambda verb: Session.timed(session, verb)
+    rollout: Any = SimpleNamespace(groups=[[None] * size] * (len(rewards) // size))
+    return weigh(cast(Session, session), rollout, [Score(reward) for reward in rewards])
+
+
+def test_groups_without_a_gradient_are_dropped_before_the_trainer() -> None:
+    found = weighed()
+    assert found.alive.tolist() == [False, True, False]
+    assert not found.advantages[[0, 1, 4, 5]].any() and found.advantages[[2, 3]].all()
+
+
+@pytest.mark.parametrize("override", ["algorithm.kl.coef=0.1", "algorithm.drop_zero_variance=false"])
+def test_they_are_kept_where_kl_acts_on_them_or_the_spec_says_so(override: str) -> None:
+    assert weighed(override).alive.all()
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_failed_rewards_leave_statistics_and_short_groups_have_no_gradient(kl: float) -> None:
+    found = weighed(f"algorithm.kl.coef={kl}", rewards=(-1.0, None, -3.0, None, -1.0, None, None, None, None), size=3)
+    assert found.rewards.tolist() == [-1.0, -3.0, -1.0] and found.rewards.mean() < -1.5
+    assert found.advantages.tolist() == pytest.approx([0.7071, 0, -0.7071, 0, 0, 0, 0, 0, 0], abs=1e-3)
+    assert found.alive.tolist() == [True, False, False] and found.flat.tolist() == [False, True, True]
+
+
+def test_the_verb_is_timed_as_the_others_are() -> None:
+    seconds: dict[str, float] = {}
+    weighed(seconds=seconds)
+    assert seconds["weigh"] > 0.0

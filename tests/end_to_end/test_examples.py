@@ -1,0 +1,83 @@
+"""The recipes of `examples/`: what each says holds, and each runs, with a small base in place of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lorad.box.config import Config
+from lorad.preflight.backends import check_backends
+from lorad.rl.reward import RewardInput, gsm8k
+from lorad.spec.model import Spec
+from lorad.spec.text import load_spec
+from tests.kit.world import REPOSITORY, World, world
+
+EXAMPLES = REPOSITORY / "examples"
+SMALL = (
+    *(
+        "model.path=builtin:tiny",
+        "data.train=sort",
+        "data.eval=null",
+        "reward=exact_match",
+        "data.max_prompt_tokens=64",
+    ),
+    *("data.prompts_per_step=4", "rollout.max_new_tokens=12", "trainer.steps=2", "eval.problems=8"),
+    *("trainer.tp=1", "trainer.dp=1", "trainer.ep=1", "rollout.backend=builtin", "rollout.servers=1", "rollout.tp=1"),
+)
+
+
+def spec_of(recipe: str) -> Spec:
+    return load_spec((EXAMPLES / f"{recipe}.yaml").read_text(), source=recipe)
+
+
+NAMES = [path.stem for path in EXAMPLES.glob("*.yaml") if path.stem != "demo"]
+RECIPES = sorted(NAMES)
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """`examples/gsm8k.py`, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("gsm8k", EXAMPLES / "gsm8k.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_names_backends_and_sizes_that_fit_together(recipe: str) -> None:
+    spec = spec_of(recipe)
+    check_backends(spec, Config())
+    assert spec.gpus == spec.trainer.ranks == spec.rollout.servers * spec.rollout.tp, "all GPUs train, then all sample"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs_on_the_builtin_base(made: World, recipe: str) -> None:
+    flags = ("--trainer", "builtin", "--name", recipe, "--wait")
+    made.lorad("run", EXAMPLES / f"{recipe}.yaml", *SMALL, *flags)
+    run = made.client.show(recipe)
+    assert (run.reason, run.step) == ("completed", 2)
+    assert {version.rank for version in made.client.adapters(recipe)} == {spec_of(recipe).lora.rank}
+
+
+def test_gsm8k_rows_ask_for_the_mark_that_the_reward_looks_for(script: ModuleType) -> None:
+    problem = {"question": "How much are 2 and 2?", "answer": "2 + 2 = <<2+2=4>>4\n#### 1,004"}
+    (row,) = script.rows([problem])
+    assert row["prompt"].startswith(problem["question"]) and "####" in row["prompt"]
+    assert gsm8k(RewardInput(row["prompt"], "So it is\n#### 1004", row["answer"], "stop")) == 1.0
+
+
+def test_every_recipe_reads_what_the_script_writes(script: ModuleType) -> None:
+    wanted = {f"{script.DEFAULT}/train.jsonl", f"{script.DEFAULT}/test.jsonl"}
+    assert {path for recipe in RECIPES for path in (spec_of(recipe).data.train, spec_of(recipe).data.eval)} == wanted
+    assert Path(script.DEFAULT).name == "gsm8k"

@@ -1,0 +1,117 @@
+"""The demo, from the command line to PEFT: one finished run of `examples/demo.yaml`, looked at from every side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lorad.adapters.directory import verify
+from lorad.models.directory import resolve
+from tests.kit.world import REPOSITORY, World, world
+
+RUN_KEYS = {
+    *("name", "state", "reason", "step", "steps", "reward", "eval_first", "eval_last"),
+    *("version", "owner", "pool", "created_at"),
+}
+VERSION_KEYS = {
+    *("run", "version", "step", "sha256", "path", "rank", "alpha", "parent", "created_at"),
+    *("loaded", "pinned", "aliases", "attested"),
+}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[tuple[World, Any]]:
+    with world() as made:
+        yield made, made.json("run", REPOSITORY / "examples" / "demo.yaml", "--name", "demo", "--wait")
+
+
+def test_demo_lifts_held_out_exact_match(demo: tuple[World, Any]) -> None:
+    _, run = demo
+    assert run["state"] == "ended" and run["reason"] == "completed"
+    assert run["step"] == run["steps"] == 60
+    assert run["eval_first"] < 0.35
+    assert run["eval_last"] >= 0.80
+
+
+def test_json_has_the_keys_that_scripts_rely_on(demo: tuple[World, Any]) -> None:
+    made, run = demo
+    shown = made.json("show", "demo")
+    assert run.keys() >= RUN_KEYS
+    assert made.json("list")[0].keys() >= RUN_KEYS
+    assert RUN_KEYS | {"processes", "directory"} <= shown.keys()
+    assert {"pid", "gateway"} <= made.json("daemon", "status").keys()
+    assert all(version.keys() >= VERSION_KEYS for version in made.json("adapters", "demo"))
+    checkpoints = made.json("checkpoints", "demo")
+    assert all({"run", "step", "version", "path", "bytes", "created_at"} <= c.keys() for c in checkpoints)
+
+
+def test_every_version_is_attested_and_numbered_once(demo: tuple[World, Any]) -> None:
+    versions = demo[0].json("adapters", "demo")
+    assert [v["version"] for v in versions] == list(range(61))
+    assert {v["attested"] for v in versions} == {"passed"}
+
+
+def test_keep_prunes_old_checkpoints(demo: tuple[World, Any]) -> None:
+    made, _ = demo
+    assert [c["step"] for c in made.json("checkpoints", "demo")] == [40, 50, 60]
+    directory = Path(made.json("show", "demo")["directory"])
+    assert len(list((directory / "checkpoints").iterdir())) == 3
+
+
+def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None:
+    differences = [s.metrics["logprob_difference_max"] or 0.0 for s in demo[0].client.steps("demo")]
+    assert max(differences) <= 1e-4
+
+
+def test_exported_version_gives_the_same_logprobs_and_completions_in_peft(demo: tuple[World, Any]) -> None:
+    made, _ = demo
+    target = made.root / "exported"
+    made.lorad("export", "demo@60", target)
+    tokenizer = AutoTokenizer.from_pretrained(resolve("builtin:tiny"))
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(resolve("builtin:tiny")), target)
+    for sample in made.client.samples("demo", step=60)[::16]:  # sampled by version 59
+        assert sample.version == "demo@59"
+    for prompt in ("S:5172=", "S:90316284="):
+        ours = made.json("generate", "demo@60", prompt, "--max-new-tokens", "12")["completions"][0]["text"]
+        assert ours == greedy(model, tokenizer, prompt)
+    compare_logprobs(made, model, tokenizer)
+
+
+def test_an_exported_adapter_opens_with_its_base_in_peft(
+    demo: tuple[World, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = demo
+    made.lorad("export", "demo@60", tmp_path / "exported")
+    verify(tmp_path / "exported")
+    monkeypatch.chdir(tmp_path)
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(resolve("builtin:tiny"))
+    assert greedy(model, tokenizer, "S:5172=") == "1257"
+
+
+def greedy(model: PeftModel, tokenizer: Any, prompt: str) -> str:
+    ids = tokenizer(prompt, return_tensors="pt")
+    with torch.no_grad():
+        out = model.generate(**ids, max_new_tokens=12, do_sample=False)
+    return str(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def compare_logprobs(made: World, model: PeftModel, tokenizer: Any) -> None:
+    """The engine's log-probabilities of step 60's samples against PEFT's for the version that made them."""
+    made.lorad("export", "demo@59", made.root / "exported59")
+    model.load_adapter(made.root / "exported59", adapter_name="before")
+    model.set_adapter("before")
+    for sample in made.client.samples("demo", step=60)[::16]:
+        prompt = tokenizer(sample.prompt)["input_ids"]
+        ids = torch.tensor([prompt + sample.tokens])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float(), -1)
+        theirs = logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+        assert np.abs(theirs - np.array(sample.logprobs)).max() <= 1e-4

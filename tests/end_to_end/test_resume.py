@@ -1,0 +1,184 @@
+"""N steps, a stop or a kill, a resume and M steps are N + M steps: bit for bit on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.models.directory import BUILTIN, resolve
+from tests.kit.world import World, world
+
+SPEC = """
+seed: 3
+lora: {rank: 8, alpha: 16, dropout: 0.1}
+algorithm: {group_size: 4, minibatches: 2}
+data: {train: sort, prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 60, schedule: cosine, warmup_steps: 2}
+rollout: {max_new_tokens: 12}
+eval: {every: 15, problems: 16}
+checkpoint: {every: 3, keep: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Iterator[tuple[World, dict[str, Any]]]:
+    with world() as made:
+        made.run("calm", text=SPEC)
+        yield made, made.facts("calm")
+
+
+def start(made: World, name: str) -> None:
+    made.lorad("run", made.spec(SPEC), "--name", name, "--detach")
+
+
+def test_paused_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, expected = undisturbed
+    start(made, "paused")
+    made.reached("paused", 4)
+    made.lorad("pause", "paused", "--wait")
+    made.lorad("resume", "paused", "--wait")
+    assert made.facts("paused") == expected
+
+
+@pytest.mark.parametrize("victim", ["driver", "pool"])
+def test_killed_and_resumed_equals_undisturbed(undisturbed: tuple[World, dict[str, Any]], victim: str) -> None:
+    made, expected = undisturbed
+    name = f"killed-{victim}"
+    start(made, name)
+    made.reached(name, 4)
+    os.kill(made.pid(name, victim), signal.SIGKILL)
+    over = made.over(name)
+    assert over.state == "ended" and over.reason == "lost"
+    made.lorad("resume", name, "--wait")
+    assert made.facts(name) == expected
+    first, second = made.client.show(name).attempts
+    assert first.resumed_from is None and (second.resumed_from or 1) % 3 == 0
+
+
+def test_training_never_notices_a_killed_daemon(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, expected = undisturbed
+    start(made, "orphan")
+    made.pid("orphan", "driver")
+    os.kill(made.json("daemon", "status")["pid"], signal.SIGKILL)
+    made.lorad("list", expect=5)
+    made.lorad("daemon", "start")
+    assert made.over("orphan").reason == "completed"
+    attempts = made.client.show("orphan").attempts
+    assert [a.attempt for a in attempts] == [1]
+    assert made.facts("orphan") == expected
+
+
+def test_resume_with_more_steps_goes_on_and_numbers_never_rewind(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, _ = undisturbed
+    made.run("more", "trainer.steps=3", text=SPEC)
+    refused = made.lorad("resume", "more", "--steps", "5", expect=2).stderr
+    assert "cosine ended at step 3" in refused and "trainer.schedule_steps=5" in refused
+    told = made.lorad("resume", "more", "trainer.min_lr=1e-4", "--steps", "5", "--wait").stderr
+    assert "warning: trainer.schedule_steps: cosine ends at step 3" in told
+    assert [s.step for s in made.client.steps("more")] == [1, 2, 3, 4, 5]
+    assert [s.metrics["lr"] for s in made.client.steps("more")][-2:] == [1e-4, 1e-4]
+    assert [v.version for v in made.client.adapters("more")] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_damaged_checkpoint_is_refused_and_the_one_before_is_offered(
+    undisturbed: tuple[World, dict[str, Any]],
+) -> None:
+    made, _ = undisturbed
+    made.run("damaged", "trainer.steps=6", text=SPEC)
+    newest = Path(made.client.checkpoints("damaged")[-1].path)
+    flip_a_byte(newest / "optimizer.safetensors")
+    error = made.lorad("resume", "damaged", "--steps", "8", expect=1).stderr
+    assert "optimizer.safetensors" in error and "--from 3" in error
+    made.lorad("resume", "damaged", "--from", "3", "--steps", "8", "--wait")
+    assert made.client.show("damaged").step == 8
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_slot_of_a_killed_driver_is_given_back(undisturbed: tuple[World, dict[str, Any]]) -> None:
+    made, _ = undisturbed
+    start(made, "leaver")
+    made.reached("leaver", 1)
+    made.lorad("kill", "leaver", "--wait")
+    made.until(lambda: made.client.pools()[0].tenants == [], "the pool has no tenant")
+
+
+def test_resume_where_other_threads_would_be_chosen_is_bit_for_bit_the_same() -> None:
+    with world() as made:
+        made.home.root.mkdir()
+        made.home.config.write_text("runtime: {threads: 2}")
+        made.run("calm", "trainer.steps=16", text=SPEC)
+        made.lorad("run", made.spec(SPEC), "trainer.steps=16", "--name", "moved", "--detach")
+        made.reached("moved", 4)
+        os.kill(made.pid("moved", "driver"), signal.SIGKILL)
+        assert made.over("moved").reason == "lost"
+        made.home.config.write_text("runtime: {threads: 1}")
+        made.lorad("daemon", "stop")
+        made.run("other", "trainer.steps=3", text=SPEC)
+        assert [pool.threads for pool in made.client.pools()] == [1]
+        made.lorad("resume", "moved", "--wait")
+        assert [pool.threads for pool in made.client.pools()] == [2]
+        assert made.facts("moved") == made.facts("calm")
+
+
+CHATS = """
+model: {path: model}
+algorithm: {group_size: 2}
+data: {train: rows.jsonl, eval: rows.jsonl, prompts_per_step: 2, system: "S:", chat_template_kwargs: {end: "="}}
+trainer: {steps: 2}
+rollout: {max_new_tokens: 12, stop: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]}
+eval: {every: 2, problems: 2}
+checkpoint: {every: 1}
+"""
+CLOCK = "{{ strftime_now('%H%M%S%f') }}{{ messages[0].content }}{{ messages[1].content }}{{ end }}"
+
+
+def test_prompts_of_a_resume_have_the_first_date_and_rewards_see_no_stop_string(
+    undisturbed: tuple[World, dict[str, Any]],
+) -> None:
+    made, _ = undisturbed
+    shutil.copytree(resolve("builtin:tiny"), made.root / "model")
+    (made.root / "model" / "chat_template.jinja").write_text(CLOCK)
+    rows = [json.dumps({"prompt": digits, "answer": ""}) for digits in ("4821", "73")]
+    (made.root / "rows.jsonl").write_text("\n".join(rows))
+    made.run("dated", text=CHATS)
+    made.lorad("resume", "dated", "--steps", "4", "--wait")
+    samples = [sample for step in (1, 4) for sample in made.client.samples("dated", step=step)]
+    assert len({sample.prompt for sample in samples}) == 2  # the time of each is that of the other attempt
+    assert all(sample.prompt.endswith(("S:4821=", "S:73=")) for sample in samples)
+    stopped = [sample for sample in samples if sample.finish == "stop"]
+    assert not any(set("0123456789") & set(sample.completion) for sample in stopped)
+    assert {sample.reward for sample in stopped if not sample.completion} == {1.0}
+
+
+def test_what_changed_between_attempts_is_said_and_what_ran_is_kept() -> None:
+    with world() as made:
+        model, reward, rows = made.root / "model", made.root / "my.py", made.root / "rows.jsonl"
+        shutil.copytree(BUILTIN["builtin:tiny"], model)
+        reward.write_text("def score(completion): return len(completion)")
+        rows.write_text("".join(json.dumps({"prompt": f"S:{n}=", "answer": "1"}) + "\n" for n in range(8)))
+        keys = (f"model.path={model}", f"reward={reward}:score", f"data.train={rows}", "trainer.steps=1")
+        made.lorad("run", made.spec(), *keys, "--name", "a", "--wait")
+        assert "warning" not in made.lorad("resume", "a", "--steps", "2", "--wait").stderr
+        reward.write_text("def score(completion): return 1.0")
+        rows.write_text(rows.read_text() + json.dumps({"prompt": "S:9=", "answer": "1"}))
+        (model / "generation_config.json").write_text("{}")
+        told = made.lorad("resume", "a", "--steps", "3", "--wait").stderr
+        assert f"warning: reward: {reward} is not what it was in the attempt before" in told
+        assert f"warning: data.train: {rows} was written to after the beginning of the attempt before" in told
+        assert "warning: model: generation_config.json" in told
+        shown = made.lorad("show", "a").stdout
+        assert "my.py is not what it was" in shown and "rows.jsonl is not what it was" in shown
+        kept = [made.home.run("a").attempt(number).work / "reward.py" for number in (2, 3)]
+        assert "len(completion)" in kept[0].read_text() and "return 1.0" in kept[1].read_text()

@@ -1,0 +1,69 @@
+"""Where the real servers are, and what they are started with here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.backends.engine_registry import engine_class
+from lorad.engines.remote.engine import RemoteEngine
+from lorad.engines.remote.settings import settings_of
+from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.protocol.servers import ServerSetup
+
+KINDS = ("sglang", "vllm")
+TINY = resolve("builtin:tiny")
+SHAPES = linear_shapes(read_config(TINY))
+SGLANG_CPU = Path(__file__).parent / "sglang_cpu"  # what SGLang lacks on a machine without an accelerator
+SECRET = "hush-7f3a9c"  # in the environment of every server here; nobody else may learn of it
+ENVIRONMENT = {"sglang": {"PYTHONPATH": str(SGLANG_CPU), "HF_TOKEN": SECRET}, "vllm": {"HF_TOKEN": SECRET}}
+
+
+def variable(kind: str) -> str:
+    return f"LORAD_{kind.upper()}_PYTHON"
+
+
+def python_of(kind: str) -> str:
+    """The interpreter of a kind's virtual environment; "" where it is not named."""
+    return os.environ.get(variable(kind), "")
+
+
+def setup_of(kind: str, *, max_rank: int = 16, context_length: int = 512) -> ServerSetup:
+    """One server for adapters on every linear of builtin:tiny."""
+    return ServerSetup(
+        python=python_of(kind),
+        env=ENVIRONMENT[kind],
+        max_rank=max_rank,
+        targets=tuple(sorted({module.rpartition(".")[2] for module in SHAPES})),
+        context_length=context_length,
+        scaled_logprobs=True,
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened(kind: str, work: Path, model: Path = TINY, **changes: Any) -> AsyncIterator[RemoteEngine]:
+    """An engine of a test's own. changes: of its setup."""
+    engine_type = engine_class(kind)
+    assert issubclass(engine_type, RemoteEngine)
+    setup = msgspec.structs.replace(setup_of(kind), **changes)
+    settings = settings_of(
+        setup, model=model, dtype="float32", device="cpu", threads=1, memory_fraction=0.85, sleep=False
+    )
+    engine = await engine_type.open(setup, settings, linear_shapes(read_config(model)), work=work)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def busy(server: RemoteEngine, call: asyncio.Task[Any]) -> None:
+    """Wait until a server works on `call`; `health` would ask the server, which may answer after the call has ended."""
+    while not any(under_way.running for under_way in server._calls.values()):
+        assert not call.done(), call.exception()
+        await asyncio.sleep(0.001)

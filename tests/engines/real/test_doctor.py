@@ -1,0 +1,33 @@
+"""`lorad doctor --engine` with the real servers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.engines.real.places import ENVIRONMENT, SECRET, python_of
+from tests.kit.world import World, world
+
+
+def checks(made: World, kind: str, *options: str) -> dict[str, bool]:
+    made.home.root.mkdir(parents=True)
+    backend = {"python": python_of(kind), "env": ENVIRONMENT[kind]}
+    made.home.config.write_text(json.dumps({"backends": {kind: backend}}))
+    done = made.lorad("doctor", "--engine", kind, "--json", *options)
+    assert SECRET not in done.stdout + done.stderr
+    return {check["name"]: check["ok"] for check in json.loads(done.stdout)}
+
+
+@pytest.mark.long
+def test_a_sound_installation_serves_an_adapter_as_lorad_computes_it(kind: str) -> None:
+    with world() as made:
+        found = checks(made, kind)
+    assert {"interpreter", "torch", "command", "start", "load", "sample", "score", "stop", "logprobs"} <= set(found)
+    assert all(found.values())
+
+
+def test_without_a_probe_nothing_is_started(kind: str) -> None:
+    with world() as made:
+        found = checks(made, kind, "--no-probe")
+    assert "command" in found and "start" not in found

@@ -1,0 +1,86 @@
+"""A whole run with a real engine: it learns, each version is attested, and `kill -9` of anything costs time only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lorad.adapters.directory import MANIFEST
+from lorad.adapters.peft import write_peft
+from lorad.adapters.targets import match_modules
+from tests.engines.real.places import ENVIRONMENT, SHAPES, python_of
+from tests.kit.fakes.random_adapters import partial, random_adapter
+from tests.kit.world import SMALL, World, world
+
+SPEC = """
+data: {train: sort, eval: sort}
+trainer: {lr: 1.0e-3, steps: 30}
+eval: {every: 30, problems: 256}
+checkpoint: {every: 5}
+"""
+
+
+def configure(made: World, kind: str) -> None:
+    made.home.root.mkdir(parents=True, exist_ok=True)
+    backend = {"python": python_of(kind), "env": ENVIRONMENT[kind]}
+    made.home.config.write_text(json.dumps({"backends": {kind: backend}}))  # YAML has JSON in it
+
+
+def kill_server(made: World, run: str, kind: str) -> None:
+    """The server's main process, as an out-of-memory killer would."""
+    pool = psutil.Process(made.pid(run, "pool"))
+    launched = [p for p in pool.children(recursive=True) if "launch.py" in " ".join(p.cmdline()[:3])]
+    assert launched, [p.cmdline() for p in pool.children(recursive=True)]
+    os.kill(launched[0].pid, signal.SIGKILL)
+
+
+def reached(made: World, run: str, step: int) -> None:
+    made.until(lambda: made.client.show(run).step >= step, f"{run} at step {step}", seconds=420)
+
+
+@pytest.mark.parametrize("mode", ["resident", pytest.param("timesliced", marks=pytest.mark.long)])
+def test_a_run_learns_and_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
+    with world() as made:
+        configure(made, kind)
+        overrides = (f"rollout.backend={kind}", f"pool.mode={mode}")
+        made.lorad("run", made.spec(SPEC), *overrides, "--name", "sorter", "--detach")
+        reached(made, "sorter", 6)
+        kill_server(made, "sorter", kind)
+        reached(made, "sorter", 12)
+        assert len(made.client.show("sorter").attempts) == 1, "the loss of a server must not end the run"
+        os.kill(made.pid("sorter", "pool"), signal.SIGKILL)
+        assert made.over("sorter").reason == "lost"
+        made.lorad("resume", "sorter", "--detach")
+        reached(made, "sorter", 30)
+        shown = made.over("sorter")
+        assert (shown.reason, (shown.eval_last or 0.0) >= 0.8) == ("completed", True), shown
+        versions = made.client.adapters("sorter")
+        assert {version.attested for version in versions} == {"passed"}
+        assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
+
+
+def test_one_target_with_rslora_is_attested_after_a_restart_in_a_fork_and_imported(kind: str) -> None:
+    """SGLang knows no rsLoRA, and dies of up_proj or v_proj alone."""
+    with world() as made:
+        configure(made, kind)
+        lora = ("lora.rslora=true", "lora.target_modules=up_proj", "attest.amplified_every=1")
+        made.lorad("run", made.spec(SMALL), f"rollout.backend={kind}", *lora, "--name", "sorter", "--detach")
+        reached(made, "sorter", 2)
+        kill_server(made, "sorter", kind)
+        assert made.over("sorter").reason == "completed"
+        made.lorad("fork", "sorter@6", "--name", "more", "--steps", 2, "--wait")
+        for version in (*made.client.adapters("sorter"), *made.client.adapters("more")):
+            assert version.attested == "passed", version
+            manifest = json.loads((Path(version.path or "") / MANIFEST).read_bytes())
+            assert manifest["facts"]["delivered_sha256"] not in ("", version.sha256) or kind == "vllm"
+        (made.root / "v").mkdir()
+        adapter = partial(random_adapter(SHAPES, 1), match_modules(SHAPES, "v_proj"), rslora=True)
+        write_peft(adapter, made.root / "v", "builtin:tiny")
+        made.lorad("serve", "builtin:tiny", f"rollout.backend={kind}", "--adapter", "bot=v")
+        assert made.json("generate", "bot", "3 1 2")["version"] == "bot@0"
+        assert made.client.adapters("bot")[0].attested == "passed"

@@ -1,0 +1,106 @@
+"""Steps that are captured once and replayed on the same tensors, as on a GPU, give what exact ones give."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lorad.engines.builtin.decode import DecodeBatch
+from lorad.engines.builtin.steps import Capture, GraphedSteps, Result
+from lorad.models.kv import bytes_per_token
+from lorad.models.merge import Merger
+from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, models, same, version, watch
+
+__all__ = ["models"]
+
+
+def capture(run: Callable[[], Result]) -> Callable[[], Result]:
+    """What a CUDA graph does, on a CPU: it runs the step to warm up, then keeps its operations and their tensors."""
+    run()
+    replay: Callable[[], Result] = make_fx(lambda: run(), _allow_non_fake_inputs=True)()
+    return replay
+
+
+def graphed(models: Merger, captured: list[int] | None = None) -> DecodeBatch:
+    """A batch with captured steps; `captured` gets the number of the capturer for each of them."""
+    batch, numbers = DecodeBatch(models, 64, ENOUGH), itertools.count()
+
+    def capturing() -> Capture:
+        number = next(numbers)
+
+        def numbered(run: Callable[[], Result]) -> Callable[[], Result]:
+            if captured is not None:
+                captured.append(number)
+            return capture(run)
+
+        return numbered
+
+    batch.stepper = GraphedSteps(models, capturing)
+    return batch
+
+
+def test_captured_steps_give_what_exact_ones_give(models: Merger) -> None:
+    helds = [version(models.base, 1, rank=2), version(models.base, 2, rank=6), NEVER]
+    batch = graphed(models)
+    work = [[call(held, [3, 2], stops=40) for held in helds] for _ in range(2)]
+    assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
+    assert isinstance(batch.stepper, GraphedSteps)
+    assert {shape.rows for shape, _ in batch.stepper.graphs} > {2, 4}
+
+
+@pytest.mark.parametrize("counts", [(4, 4), (3, 1), (3, 4), (1, 9)])
+def test_a_captured_step_sees_who_owns_which_row_now(models: Merger, counts: tuple[int, int]) -> None:
+    helds = [version(models.base, 1), version(models.base, 2)]
+    batch = graphed(models)
+    for many in ((4, 4), counts, (4, 4)):
+        work = [[call(held, [count], new=5) for held, count in zip(helds, many, strict=True)] for _ in range(2)]
+        assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
+
+
+def test_a_captured_step_serves_the_version_that_was_bound_last_and_is_captured_once(models: Merger) -> None:
+    captured: list[int] = []
+    batch, seen = graphed(models, captured), []
+    for seed in (1, 2, 3):
+        held = version(models.base, seed)
+        assert same(finish(batch, call(held, [4], new=6)), finish(DecodeBatch(models, 64, ENOUGH), call(held, [4], 6)))
+        seen.append(len(captured))
+    assert seen == [1, 1, 1]
+
+
+def test_however_many_rows_are_left_an_adapter_has_one_place(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.engines.builtin.steps.BANKS", 1)
+    captured: list[int] = []
+    batch, seen = graphed(models, captured), []
+    for _ in range(2):
+        finish(batch, call(version(models.base, 1), [9], stops=60))
+        seen.append(len(captured))
+    assert seen[0] == seen[1] > 2
+
+
+def test_padding_counts_against_the_memory(models: Merger) -> None:
+    batch = DecodeBatch(models, 64, 1000 * bytes_per_token(models.base))
+    batch.stepper = GraphedSteps(models, lambda: lambda run: run)
+    sizes = watch(batch, lambda: batch.cache.slots * batch.cache.length)
+    made = finish(batch, call(counts=[17], new=100))
+    assert max(sizes) <= 1000
+    assert same(made, finish(DecodeBatch(models, 64, ENOUGH), call(counts=[17], new=100)))
+
+
+def test_a_cache_that_moved_is_captured_anew_by_another_capturer(models: Merger) -> None:
+    captured: list[int] = []
+    batch = graphed(models, captured)
+    for new in (6, 100):
+        finish(batch, call(counts=[4], new=new))
+    assert captured[0] < captured[-1]
+
+
+def test_rows_that_run_idly_stay_in_their_slots_and_in_the_positions_of_the_model(models: Merger) -> None:
+    most = models.base.config.max_position_embeddings
+    start = tuple(4 + n % 60 for n in range(most - 21))
+    batch = graphed(models)
+    for count in (4, 3):
+        work = [call(counts=[count], new=20, start=start) for _ in range(2)]
+        assert same(finish(batch, work[0]), finish(DecodeBatch(models, 64, ENOUGH), work[1]))

@@ -1,0 +1,80 @@
+"""The directories that adapters travel in, and what is told of a server that did not start."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.adapters.adapter import Adapter
+from lorad.adapters.peft import read_peft, write_peft
+from lorad.box import paths
+from lorad.children.cause import cause
+from lorad.engines.remote import transport
+from lorad.engines.remote.transport import Transport
+from lorad.errors import StorageError
+from tests.kit.fakes.random_adapters import random_adapter
+
+SHAPES = {"model.layers.0.self_attn.q_proj": (8, 8)}
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for the memory file system."""
+    (tmp_path / "memory").mkdir()
+    for module in (transport, paths):
+        monkeypatch.setattr(module, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(transport, "LEAST_FREE", 0)
+    return tmp_path / "memory"
+
+
+def test_an_adapter_travels_whole_and_is_gone_after_its_removal(memory: Path, tmp_path: Path) -> None:
+    made, adapter = Transport(tmp_path, "base"), random_adapter(SHAPES, 1)
+    directory = made.put("run@1", adapter)
+    assert directory.is_relative_to(memory) and read_peft(directory).digest() == adapter.digest()
+    assert made.digest(directory) == adapter.digest() and directory.parent.stat().st_mode & 0o777 == 0o700
+    made.remove(directory)
+    assert made.digest(directory) == "" and not directory.exists()
+    made.close()
+    assert not list(memory.iterdir())
+
+
+def test_a_full_memory_sends_adapters_over_the_disk(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(adapter: Adapter, directory: Path, base_model: str) -> Any:
+        if directory.is_relative_to(memory):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_peft(adapter, directory, base_model)
+
+    monkeypatch.setattr(transport, "write_peft", full)
+    made = Transport(tmp_path, "base")
+    assert made.put("run@1", random_adapter(SHAPES, 1)).is_relative_to(tmp_path / "adapters")
+    assert not list(made.root.iterdir())
+
+
+def test_a_disk_that_takes_nothing_is_told(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(transport, "write_peft", broken)
+    with pytest.raises(StorageError, match="Input/output error"):
+        Transport(tmp_path, "base").put("run@1", random_adapter(SHAPES, 1))
+
+
+def test_what_an_earlier_life_left_is_cleared_away(memory: Path, tmp_path: Path) -> None:
+    old = Transport(tmp_path, "base").put("run@1", random_adapter(SHAPES, 1))
+    assert Transport(tmp_path, "base").root == old.parent and not old.exists()
+
+
+def test_of_a_log_the_first_fault_is_told() -> None:
+    log = """starting
+    FutureWarning: Error: is nothing
+    (EngineCore) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB
+    Traceback (most recent call last):
+    RuntimeError: Engine core initialization failed. See root cause above.
+    nanobind: leaked 12 instances"""
+    assert "CUDA out of memory" in cause(log).splitlines()[0]
+    assert cause("one\\ntwo") == "its log: one\\ntwo"

@@ -1,0 +1,64 @@
+"""A full disk: what the daemon does, and a short version of `make enospc`."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lorad.errors import LoradError, StorageError
+from lorad.store import runs
+from tests.faults.enospc import NoMount, filled, undisturbed
+from tests.kit.daemon_world import finished, open_context, serving
+
+
+@pytest.mark.long
+def test_a_run_on_a_disk_that_was_full_ends_with_the_same_bytes() -> None:
+    try:
+        told, wrong = filled("checkpoint", random.Random(0), undisturbed())
+    except NoMount as error:
+        pytest.skip(f"no small filesystem can be mounted: {error}")
+    assert not wrong, told
+
+
+@contextmanager
+def full(path: Path) -> Iterator[None]:
+    """No file grows beyond the size of this one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_the_journal_does_not_take_is_not_in_the_database_either(home: Path) -> None:
+    ctx = open_context(home)
+    finished(ctx)
+    before = ctx.home.journal.read_bytes()
+    with full(ctx.home.journal), pytest.raises((StorageError, LoradError)):
+        finished(ctx, "b")
+    assert [run.name for run in runs.list_runs(ctx.store, all=True)] == ["a"]
+    assert ctx.home.journal.read_bytes() == before
+    finished(ctx, "c")
+    assert {run.name for run in runs.list_runs(ctx.store, all=True)} == {"a", "c"}
+    ctx.readers.close()
+    ctx.store.close()
+    ctx.journal.close()
+
+
+async def test_a_daemon_without_disk_answers_reads_and_says_why_it_does_not_write(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        api.ctx.store.empty_wal()
+        with full(api.ctx.home.journal):
+            with pytest.raises(LoradError) as refused:
+                await api("pin", "a@1001")
+            assert "journal.jsonl" in refused.value.message and "Free some space" in refused.value.hint
+            assert (await api("show", "a")).state == "ended" and len(await api("adapters", "a")) == 6
+            assert not (await api("adapters", "a"))[0].pinned
+        assert (await api("pin", "a@1001")).pinned

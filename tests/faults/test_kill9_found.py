@@ -1,0 +1,22 @@
+"""What `make kill9` found, each by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lorad.errors import Conflict
+from tests.kit.daemon_world import finished, serving
+
+
+async def test_a_run_that_was_killed_after_its_last_step_is_completed_by_a_resume(home: Path) -> None:
+    async with serving(home) as api:
+        finished(api.ctx)
+        with pytest.raises(Conflict, match="is to make 6 steps, and its checkpoint has 6"):
+            await api("resume", "a")
+        with api.ctx.store.write() as connection:
+            connection.execute("UPDATE runs SET reason = 'lost'")
+        await api("resume", "a")
+        run = await api.until("a", "ended")
+        assert (run.reason, run.step, run.attempt) == ("completed", 6, 2)

@@ -1,0 +1,170 @@
+"""A daemon for tests: a context whose drivers and pools are `daemon_fakes`, and ways to ask it for things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorad.bounds import Bounds
+from lorad.box.config import Config
+from lorad.box.paths import Home
+from lorad.client.client import Client
+from lorad.daemon import wake
+from lorad.daemon.adopt import adopt
+from lorad.daemon.context import Context, Patience, Request, attempt_dir
+from lorad.daemon.daemon import answering, prepare, rest
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.process.commands import Commands
+from lorad.daemon.process.processes import read_status
+from lorad.daemon.process.users import Caller
+from lorad.daemon.reconcile import reconcile
+from lorad.daemon.runs.create import create, make_directory
+from lorad.protocol.journal import JournalWriter
+from lorad.spec.model import convert
+from lorad.states import EndReason, Move
+from lorad.store import runs
+from lorad.store.db import Store
+from lorad.store.ingest import ingest
+from lorad.store.rows import RunRow
+from tests.kit.fakes.daemon_fakes import FACTS, Driver
+
+SPEC = "{trainer: {steps: 6}, checkpoint: {every: 2}}"
+FAKES = str(Path(__file__).parent / "fakes/daemon_fakes.py")
+COMMANDS = Commands(*((sys.executable, FAKES, part) for part in ("driver", "pool", "preflight", "gateway")))
+QUICK = Patience(pool_gone=0.5, pool_shutdown=1.0, pool_term=2.0, signal_again=1.0, restart=0.0)
+
+
+def open_context(home: Path, **config: Any) -> Context:
+    world = Home(home)
+    prepare(world)
+    device = Device("cpu", "a CPU", 1 << 30)
+    store, journal = Store(world.database), DaemonJournal(world.journal)
+    return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
+
+
+@contextlib.contextmanager
+def looking_often() -> Iterator[None]:
+    """What nobody told the daemon it sees a moment later, not seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wake, "REST", 0.4)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
+    """A daemon without its socket; at the end it goes and leaves everything as it is."""
+    ctx = open_context(home, **config)
+    adopt(ctx)
+    with looking_often():
+        loop = asyncio.create_task(reconcile(ctx))
+        try:
+            yield ctx
+        finally:
+            ctx.close()
+            await loop
+            await rest(ctx)
+            ctx.store.close()
+            ctx.journal.close()
+
+
+def behave(home: Path, **behaviour: Any) -> None:
+    (home / "behaviour.json").write_text(json.dumps(behaviour))
+
+
+def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: int = 1000, **sections: Any) -> None:
+    spec = convert(
+        {"name": name, "model": {"path": model}, "trainer": {"steps": 6}, "checkpoint": {"every": 2}} | sections
+    )
+    request = Request("/", "spec", [], model, "float32", parameters)
+    create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
+    ctx.waker.poke()
+
+
+def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
+    """A run that is over after six steps, without any process: the versions 1001 to 1006, checkpoints at 2, 4, 6."""
+    submit(ctx, name, FACTS["model_path"], **sections)
+    attempt = runs.begin_attempt(ctx.store, name, resumed_from=None)
+    directory = attempt_dir(runs.get(ctx.store, name)).root
+    directory.mkdir(parents=True)
+    params = {"run": name, "run_dir": str(ctx.home.run(name).root), "attempt": attempt, "steps": 6}
+    (directory / "params.json").write_text(json.dumps(params | {"resume_step": None, "pool": ""}))
+    driver = Driver(directory)
+    with JournalWriter(driver.run_dir.journal, name, attempt) as driver.journal:
+        driver.begin()
+        for driver.step in range(1, 7):
+            driver.facts()
+    ingest(ctx.store, name, driver.run_dir.journal)
+    runs.end_attempt(ctx.store, name, attempt, exit_code=0, signal=None, reason="completed")
+    return ctx.move(name, Move.END, reason=EndReason.COMPLETED)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.02)
+    return value
+
+
+async def until_state(ctx: Context, name: str, state: str) -> RunRow:
+    row: RunRow = await until(lambda: (r := runs.get(ctx.store, name)).state == state and r)
+    return row
+
+
+def want(ctx: Context, name: str, what: str) -> None:
+    with ctx.store.write():
+        ctx.move(name, Move.STOP)
+        runs.set_fields(ctx.store, name, wanted=what)
+    ctx.waker.poke()
+
+
+def pid_of(ctx: Context, name: str) -> int:
+    status = read_status(attempt_dir(runs.get(ctx.store, name))) or {}
+    return int(status["pid"])
+
+
+class Api:
+    """The client's methods, each in a thread, as the daemon lives in this process."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.client = ctx, Client(ctx.home, timeout=60)
+
+    async def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.client, method), *arguments, **options)
+
+    async def run(self, name: str | None, *overrides: str, spec: str = SPEC) -> Any:
+        return await self("run", spec, source="a.yaml", cwd="/", overrides=list(overrides), name=name)
+
+    async def until(self, name: str, *states: str) -> Any:
+        deadline = time.monotonic() + 180
+        while (run := await self("show", name)).state not in states:
+            assert time.monotonic() < deadline, f"{name} is still {run.state}"
+            await asyncio.sleep(0.05)
+        return run
+
+
+@contextlib.asynccontextmanager
+async def serving(home: Path, *, bounds: Bounds = Bounds(), **config: Any) -> AsyncIterator[Api]:  # noqa: B008
+    ctx = open_context(home, **config)
+    ctx.bounds = bounds
+    adopt(ctx)
+    with looking_often():
+        async with answering(ctx):
+            loop = asyncio.create_task(reconcile(ctx))
+            try:
+                yield Api(ctx)
+            finally:
+                ctx.close()
+                await loop
+    ctx.store.close()
+    ctx.journal.close()

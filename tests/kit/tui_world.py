@@ -1,0 +1,207 @@
+"""A client that answers from memory, for tests of what the screens draw."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+import msgspec
+from textual.pilot import Pilot
+
+from lorad.box.config import Config
+from lorad.client.client import Client
+from lorad.client.transport import Json, Transport
+from lorad.errors import DaemonUnreachable
+from lorad.tui.app import LoradApp
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Rows
+
+HOSTILE = "[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
+SHOWN = r"[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
+
+User = Pilot[None]
+T = TypeVar("T")
+GIB = 1 << 30
+POOL = {
+    "pool": "qwen-1", "state": "ready", "model": "Qwen/Qwen3-8B", "tenants": ["bold", "calm"],
+    "runs": [{"run": "bold", "phase": "train"}, {"run": "calm", "phase": "idle"}],
+    "capacity": {"versions": 6, "max_versions": 8, "max_rank": 32},
+    "engine": {"name": "sglang"}, "trainer": {"name": "fsdp"},
+    "engine_tokens_per_second": 4211.0, "trainer_tokens_per_second": 9050.4,
+}  # fmt: skip
+DEVICE = {
+    "device": "cuda:0", "name": "H100", "memory_total": 80 * GIB, "memory_used": 71 * GIB, "utilization": 0.93,
+    "pool": "qwen-1", "lease": {"pool": "qwen-1", "user": "ann", "since": time.time() - 9000},
+    "processes": [{"pid": 40122, "user": "carol", "name": "python", "memory": 38 * GIB, "ours": False}],
+}  # fmt: skip
+
+
+def shaped(kind: type[T], row: Json) -> T:
+    """A row as `Client` returns it."""
+    return msgspec.convert(row, kind)
+
+
+def a_run(name: str, **more: Any) -> Json:
+    figures = {"step": 3, "steps": 10, "reward": 0.5, "eval_first": 0.3, "eval_last": 0.6, "version": 3, "attempt": 1}
+    words = {"state": "running", "reason": None, "detail": "", "waiting": "", "owner": "ann", "pool": "tiny-1"}
+    rates = {"tokens_per_second": 1000.0, "step_seconds": 1.0}
+    return {"name": name, "created_at": time.time() - 600, "rates": rates, **figures, **words, **more}
+
+
+def a_step(number: int, reward: float) -> Json:
+    metrics = {"reward": reward, "seconds": 1.0, "seconds_sample": 0.5, "seconds_train": 0.4, "seconds_publish": 0.1}
+    return {"step": number, "attempt": 1, "at": 1000.0 + number, "version": number, "metrics": metrics}
+
+
+class World:
+    """What the daemon would know; `asked` is what it was told to do."""
+
+    def __init__(self, *runs: Json) -> None:
+        self.runs = list(runs)
+        self.steps: list[Json] = []
+        self.log = ""
+        self.alive = True
+        self.asked: list[tuple[str, str]] = []
+        self.answers: dict[str, Any] = {}  # by path without /v1/ and query: what is said instead, or made by a callable
+        self.bodies: list[tuple[str, Json]] = []  # of requests that change something: path and body
+        self.told: list[Json] = []
+        self.news = threading.Condition()
+
+    def tell(self, run: str, kind: str = "state") -> None:
+        """Something happened."""
+        with self.news:
+            self.told.append({"id": len(self.told) + 1, "run": run, "kind": kind, "at": 0.0, "data": {}})
+            self.news.notify_all()
+
+    def news_after(self, cursor: int) -> list[Json]:
+        with self.news:
+            self.news.wait_for(lambda: not self.alive or len(self.told) > cursor, timeout=1.0)
+            if not self.alive:
+                raise DaemonUnreachable("the daemon went away")
+            return self.told[cursor:]
+
+    def live(self, alive: bool) -> None:
+        with self.news:
+            self.alive = alive
+            self.news.notify_all()
+
+
+class Prepared(Transport):
+    """Serves a world; the stream ends and every answer fails while the world is not alive."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(Path("/nowhere"), 1.0)
+        self.world = world
+
+    def get(self, path: str) -> Json:
+        path, _, query = path.removeprefix("/v1/").partition("?")
+        found = self.world.answers.get(path)
+        if found is None or not self.world.alive:
+            return self._answer(path.split("/"))
+        answer = found(dict(parse_qsl(query))) if callable(found) else found
+        return {"items": answer} if isinstance(answer, list) else answer
+
+    def list_of(self, path: str) -> list[Json]:
+        if path.startswith("/v1/runs?names="):
+            names = path.partition("=")[2].split(",")
+            return [run for run in self.get("/v1/runs")["items"] if run["name"] in names]
+        items: list[Json] = self.get(path).get("items", [])
+        return items
+
+    def delete(self, path: str) -> Json:
+        return self.post(path, {})
+
+    def post(self, path: str, body: Json) -> Json:
+        path = path.removeprefix("/v1/")
+        self.world.bodies.append((path, body))
+        if (found := self.world.answers.get(f"POST {path}")) is not None:
+            reply: Json = found(body) if callable(found) else found
+            return reply
+        _, run, verb = path.split("/")
+        self.world.asked.append((verb, run))
+        return a_run(run, state="stopping")
+
+    def _answer(self, path: list[str]) -> Json:
+        world = self.world
+        if not world.alive:
+            raise DaemonUnreachable("no daemon answers")
+        match path:
+            case ["runs"]:
+                return {"items": [dict(run) for run in world.runs]}
+            case ["runs", _, "steps"]:
+                return {"items": list(world.steps)}
+            case ["runs", _, "logs"]:
+                return {"text": world.log, "offset": len(world.log), "size": len(world.log)}
+            case ["runs", _, _]:
+                return {"items": []}
+            case ["runs", name]:
+                return next(dict(run) for run in world.runs if run["name"] == name)
+        return {"pid": 1, "caller": {"user": "ann", "admin": True}}
+
+    def stream(self, method: str, path: str, body: Json | None) -> Iterator[Json]:
+        after = int(parse_qs(urlsplit(path).query)["after"][0])
+        cursor = len(self.world.told) if after < 0 else after
+        while True:
+            found = self.world.news_after(cursor)
+            yield from found or [{"id": cursor, "run": None, "kind": "idle", "at": 0.0, "data": {}}]
+            cursor += len(found)
+
+
+def an_event(id: int, run: str | None, kind: str = "eval", **data: Any) -> Json:
+    return {"id": id, "run": run, "kind": kind, "at": time.time(), "data": data}
+
+
+def busy_world() -> World:
+    """A run whose KL ran away, one that is well, one that waits; a pool, a device with a stranger, two events."""
+    signals = {"at": time.time(), "kl": 0.9}
+    bold = a_run("bold", signals=signals, pool="qwen-1", base="Qwen/Qwen3-8B", recent=[0.1, None, 0.9])
+    world = World(
+        bold, a_run("calm", pool="qwen-1", created_at=900.0), a_run("waits", state="queued", waiting="no GPU")
+    )
+    events = [an_event(1, "calm", "state", state="running"), an_event(2, "bold", score=0.5, version=3)]
+    world.answers |= {"pools": [POOL], "devices": [DEVICE], "events": events}
+    return world
+
+
+@asynccontextmanager
+async def using(
+    world: World, size: tuple[int, int] = (120, 40), *, readonly: bool = False, config: Config | None = None
+) -> AsyncIterator[User]:
+    """A user in front of a world whose runs are on the screen."""
+    app = LoradApp(Client(transport=Prepared(world)), readonly=readonly, config=config)
+    async with app.run_test(size=size) as user:
+        await until(user, lambda: screen_text(user) != "")
+        yield user
+        world.live(False)
+
+
+async def until(user: User, condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, screen_text(user)
+        await user.pause(0.02)
+
+
+def table(user: User) -> Rows:
+    """Of the runs on the dashboard."""
+    return user.app.screen_stack[0].query_one("#runs", Rows)
+
+
+def names(user: User) -> list[str]:
+    """Of the runs on the dashboard's page, in order."""
+    return list(table(user).on_page)
+
+
+def line(user: User, id: str) -> str:
+    return user.app.screen.query_one(id, Line).said.plain
+
+
+def screen_text(user: User) -> str:
+    """Every character on the screen."""
+    screen = user.app.screen
+    return "\n".join("".join(part.text for part in row) for row in screen._compositor.render_strips()).strip()

@@ -1,0 +1,133 @@
+"""A home of its own and the `lorad` command in it, as a user would type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.box.paths import Home
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
+from lorad.protocol.listener import answers
+from tests.kit.leftovers import kill_leftovers
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Small and quick: 4 prompts x 4 samples.
+SMALL = """
+algorithm: {group_size: 4}
+data: {train: sort, prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 6}
+rollout: {max_new_tokens: 12}
+eval: {every: 0}
+checkpoint: {every: 2}
+"""
+
+
+class World:
+    """`lorad(...)` runs the command line; everything that it starts dies with the world."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="lr-"))
+        self.home = Home(self.root / "home")
+        self.client = Client(self.home)
+
+    def lorad(self, *arguments: object, expect: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        """The finished command; its exit code must be `expect`."""
+        done = subprocess.run(
+            [sys.executable, "-m", "lorad", *map(str, arguments)],
+            env=os.environ | {"LORAD_HOME": str(self.home.root), "PYTHONPATH": str(REPOSITORY)} | env,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == expect, f"lorad {arguments} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *arguments: object, expect: int = 0) -> Any:
+        """What the command prints on stdout with --json."""
+        return json.loads(self.lorad(*arguments, "--json", expect=expect).stdout)
+
+    def spec(self, text: str = SMALL, name: str = "spec.yaml") -> Path:
+        path = self.root / name
+        path.write_text(text)
+        return path
+
+    def run(self, name: str, *overrides: str, text: str = SMALL, expect: int = 0) -> RunDetails:
+        """A run that is over: its JSON. By the command, which starts the daemon; by the client where one answers."""
+        spec = self.spec(text, f"{name}.yaml")
+        if expect or not answers(self.home.socket):
+            answer = self.json("run", spec, *overrides, "--name", name, "--wait", expect=expect)
+            return msgspec.convert(answer, RunDetails)
+        self.client.run(text, source=str(spec), cwd=str(self.root), overrides=[*overrides], name=name)
+        over = self.over(name)
+        assert over.reason == "completed", over
+        return over
+
+    def until(self, true: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
+        """Poll until `true()` is; what it gave."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if result := true():
+                return result
+            time.sleep(0.02)
+        raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.client.list(all=True)}")
+
+    def reached(self, run: str, step: int) -> Any:
+        return self.until(lambda: self.client.show(run).step >= step, f"{run} at step {step}")
+
+    def over(self, run: str) -> RunDetails:
+        def look() -> RunDetails | None:
+            shown = self.client.show(run)
+            return shown if shown.state in ("ended", "paused") else None
+
+        found: RunDetails = self.until(look, f"{run} is over")
+        return found
+
+    def pid(self, run: str, role: str) -> int:
+        """Of a process of the run, as soon as it has one."""
+
+        def look() -> int | None:
+            return next((p.pid for p in self.client.show(run).processes if p.role == role), None)
+
+        pid: int = self.until(look, f"{run} has a {role}")
+        return pid
+
+    def facts(self, run: str) -> dict[str, Any]:
+        """What must not depend on kills and resumes: batches, figures, evaluations, the final digest."""
+        figures = ("reward", "loss", "entropy", "grad_norm", "lr", "kl", "logprob_difference")
+        steps = self.client.steps(run)
+        return {
+            "steps": [(s.step, *(s.metrics.get(figure) for figure in figures)) for s in steps],
+            "samples": {s.step: self._batch(run, s.step) for s in steps},
+            "evals": [(e.step, e.score) for e in self.client.evals(run)],
+            "digest": self.client.adapters(run)[-1].sha256,
+        }
+
+    def close(self) -> None:
+        kill_leftovers(self.home.root)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _batch(self, run: str, step: int) -> list[tuple[str, str]]:
+        return [(sample.prompt_id, sample.completion) for sample in self.client.samples(run, step=step)]
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,272 @@
+"""Qwen2, Qwen3 and Llama against transformers and PEFT, on small random models made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lorad.errors import SpecError
+from lorad.models.base import Base
+from lorad.models.config import parse_config
+from lorad.models.decoder import hidden, logits
+from lorad.models.directory import linear_shapes, read_config
+from lorad.models.facts import read_facts
+from lorad.models.kv import DecodeAttention, KVCache, PrefillAttention
+from lorad.models.loading import load_base
+from lorad.models.lora import FrozenLora
+from tests.models.test_models import ALL, CPU, lean, peft_tensors, rewrite_config, with_peft
+
+FAMILIES = ["qwen2", "qwen3", "llama"]
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_theta": 500.0},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.5},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 100.0,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5},
+}
+
+
+def rope_of(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10000.0} | ROPES[kind] | options
+
+
+def make_model(directory: Path, family: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """A random model in `directory`; every number of it matters, and logits have a scale of about 10."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    wide = {} if family == "qwen2" else {"head_dim": 16}
+    shard = options.pop("shard", "1GB")
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **(sizes | heads | wide | options))
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
+    model.save_pretrained(directory, max_shard_size=shard)
+    return model
+
+
+def long_ids() -> torch.Tensor:
+    """Nearly as long as the model allows: scaled and plain frequencies are far apart there."""
+    return torch.randint(0, 64, (2, 60), generator=torch.Generator().manual_seed(1))
+
+
+def of_transformers(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(long_ids()).logits.float()  # type: ignore[no-any-return]
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> Base:
+    return load_base(directory, dtype, CPU)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_transformers(tmp_path: Path, family: str, rope: str, tied: bool) -> None:
+    model = make_model(tmp_path, family, tie_word_embeddings=tied, rope_parameters=rope_of(rope))
+    base = load(tmp_path)
+    assert (lean(base, long_ids()) - of_transformers(model)).abs().max() < 1e-4
+    assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
+    assert read_facts(tmp_path).bytes("float32") == 4 * base.config.num_parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_with_the_cache_equals_the_full_forward(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path, family, rope_parameters=rope_of("yarn"), num_key_value_heads=1)
+    base, ids = load(tmp_path), long_ids()
+    full, cache = lean(base, ids), KVCache(base, slots=2, length=60)
+    with torch.no_grad():
+        hidden(base, ids[:, :50], torch.arange(50), PrefillAttention(cache))
+        for now in (torch.tensor([50, 41]), torch.tensor([51, 42])):
+            attention = DecodeAttention(cache, now, int(now.max()) + 1)
+            step = logits(base, hidden(base, ids[torch.arange(2), now][:, None], now[:, None], attention))[:, 0]
+            assert (step - full[torch.arange(2), now]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("qwen3", {"attention_bias": True}), ("llama", {"attention_bias": True}), ("llama", {"mlp_bias": True})],
+)
+def test_optional_biases_are_added_where_transformers_adds_them(
+    tmp_path: Path, family: str, options: dict[str, Any]
+) -> None:
+    model = make_model(tmp_path, family, **options)
+    base = load(tmp_path)
+    assert (lean(base, long_ids()) - of_transformers(model)).abs().max() < 1e-4
+    assert base.config.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rope", ["default", "llama3", "yarn"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(tmp_path: Path, family: str, rope: str) -> None:
+    """Both round at other places (fused matmuls, the order of sums), so neither is nearer to the other than both are
+    to float32 with the same weights: that distance, of transformers' own bfloat16, is the size of the noise. The factor
+    leaves room for the spread of one sample; a wrong bias, norm or frequency is an error many times as large.
+    """
+    half = make_model(tmp_path, family, torch.bfloat16, rope_parameters=rope_of(rope))
+    noisy, exact = of_transformers(half), of_transformers(half.float())
+    ours = lean(load(tmp_path, torch.bfloat16), long_ids()).float()
+    noise = (noisy - exact).square().mean().sqrt()
+    assert (ours - exact).square().mean().sqrt() < 1.5 * noise
+    assert torch.cosine_similarity(ours, exact, dim=-1).min() > 0.999
+    assert (lean(load(tmp_path), long_ids()) - exact).abs().max() < 1e-4  # and a bfloat16 checkpoint loads in float32
+
+
+def test_a_float16_checkpoint_loads_in_float32_and_bfloat16(tmp_path: Path) -> None:
+    expected = of_transformers(make_model(tmp_path, "llama", torch.float16).float())
+    assert (lean(load(tmp_path), long_ids()) - expected).abs().max() < 1e-4
+    assert torch.cosine_similarity(lean(load(tmp_path, torch.bfloat16), long_ids()).float(), expected, -1).min() > 0.999
+
+
+def older(rope: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The same as a config of transformers 4 says it."""
+    scaling = {"type" if key == "rope_type" else key: value for key, value in rope.items() if key != "rope_theta"}
+    return {"rope_parameters": None, "rope_theta": rope["rope_theta"], "rope_scaling": scaling} | options
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_scaling_beside_rope_theta_means_the_same(tmp_path: Path, rope: str) -> None:
+    make_model(tmp_path, "llama", rope_parameters=rope_of(rope))
+    now = read_config(tmp_path)
+    rewrite_config(tmp_path, **older(rope_of(rope)))
+    assert read_config(tmp_path) == now
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_without_architectures_is_known_by_its_model_type(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path, family)
+    there = read_config(tmp_path)
+    rewrite_config(tmp_path, architectures=None)
+    assert read_config(tmp_path) == there
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shards_are_one_model_and_a_missing_one_is_named(tmp_path: Path, family: str) -> None:
+    model = make_model(tmp_path, family, shard="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert (lean(load(tmp_path), long_ids()) - of_transformers(model)).abs().max() < 1e-4
+    lost = sorted(tmp_path.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(SpecError, match=lost.name):
+        read_config(tmp_path)
+
+
+def rewrite_weights(directory: Path, name: str, tensor: torch.Tensor | None) -> None:
+    """Puts one tensor into the file, or takes it out."""
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop(name, None)
+    more = {} if tensor is None else {name: tensor}
+    save_file(tensors | more, directory / "model.safetensors", {"format": "pt"})
+
+
+def test_old_frequency_tensors_of_llama_are_ignored(tmp_path: Path) -> None:
+    expected = of_transformers(make_model(tmp_path, "llama"))
+    rewrite_weights(tmp_path, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8))
+    assert (lean(load(tmp_path), long_ids()) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "lost"),
+    [
+        ("qwen2", "model.layers.1.self_attn.k_proj.bias"),
+        ("qwen3", "model.layers.0.self_attn.q_norm.weight"),
+        ("llama", "lm_head.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path: Path, family: str, lost: str) -> None:
+    make_model(tmp_path, family)
+    rewrite_weights(tmp_path, lost, None)
+    with pytest.raises(SpecError, match=lost):
+        load(tmp_path)
+
+
+def test_a_tensor_that_the_forward_would_leave_out_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", attention_bias=True)
+    rewrite_config(tmp_path, attention_bias=False)
+    with pytest.raises(SpecError, match=r"8 tensors .*k_proj\.bias"):
+        load(tmp_path)
+
+
+def test_tied_embeddings_may_be_stored_twice_but_not_differ(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen2", tie_word_embeddings=True)
+    embed = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite_weights(tmp_path, "lm_head.weight", embed.clone())
+    assert load(tmp_path).head is not None
+    rewrite_weights(tmp_path, "lm_head.weight", embed + 1)
+    with pytest.raises(SpecError, match=r"lm_head\.weight differs"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_on_every_linear_equals_peft(tmp_path: Path, family: str) -> None:
+    wrapped = with_peft(make_model(tmp_path, family), [*ALL, "lm_head"])
+    base = load(tmp_path)
+    tensors = peft_tensors(wrapped)
+    assert {name.removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name} == set(
+        linear_shapes(base.config)
+    )
+    lora = FrozenLora(base, tensors, 2.0)
+    assert (lean(base, long_ids(), lora) - of_transformers(wrapped)).abs().max() < 2e-4
+    assert (lean(base, long_ids()) - of_transformers(wrapped)).abs().max() > 1e-2
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+    ({"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
+    ({"architectures": None, "model_type": "qwen3_moe"}, "qwen3_moe"),
+    ({"model_type": "mistral"}, "Qwen2ForCausalLM of model_type mistral"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "rope type longrope"),
+    ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "rope type mrope"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "factor is None"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1}}, "high_freq_factor is None"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, "factor is '4'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ({"rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "differs by layer"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
+    ({"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding"),
+    ({"hidden_act": "gelu"}, "hidden_act gelu"),
+    ({"num_key_value_heads": 3}, "3 kv heads"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), CHANGES, ids=[named for _, named in CHANGES])
+def test_what_the_forward_does_not_compute_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    make_model(tmp_path, "qwen2")
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(SpecError, match=named) as caught:
+        read_config(tmp_path)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_sliding_window": False, "sliding_window": 8},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+    ],
+)
+def test_a_sliding_window_that_no_layer_uses_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    make_model(tmp_path, "qwen2", **changes)
+    rewrite_config(tmp_path, layer_types=None, **changes)
+    expected = of_transformers(AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert (lean(load(tmp_path), long_ids()) - expected).abs().max() < 1e-4
+
+
+def test_the_supported_architectures_are_listed_in_the_refusal() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_config({"architectures": ["GPT2LMHeadModel"]}, "config.json")
+    assert all(name in caught.value.hint for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"))

@@ -1,0 +1,185 @@
+"""Attestation: every fault in what an engine serves is found, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from lorad.errors import AdapterRefused, AttestationFailed
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32, Limits, judge
+from lorad.protocol.batch import Batch
+from lorad.protocol.calls import Nothing, Published
+from lorad.protocol.connection import Connection
+from tests.kit.pool_kit import OPEN, generate, learn, publish, running_pool
+
+WORDS = {
+    "ServesBase": "like the base",
+    "ServesPrevious": "like the previous version",
+    "DoublesScale": "",
+    "DropsTarget": "other tensors",
+    "RollsA": "",
+    "TransposesA": "",
+    "ServesNaN": "not finite",
+}
+
+
+@contextmanager
+def opened_pool(directory: Path, engine: str | None = None, dtype: str = "float32") -> Iterator[Connection]:
+    """A run with an open slot, in a pool of its own."""
+    changes = {"engine_class": f"tests.kit.fakes.faulty_engines:{engine}"} if engine else {}
+    with running_pool(directory, dtype=dtype, **changes) as running, running.connect("sorter") as connection:
+        connection.call("open", OPEN)
+        yield connection
+
+
+def publish_until(connection: Connection, directory: Path, number: int, lr: float) -> Published:
+    """Versions 0 to `number`, one step apart."""
+    for earlier in range(number):
+        publish(connection, directory, earlier)
+        learn(connection, seed=earlier, lr=lr)
+    return publish(connection, directory, number)
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+@pytest.mark.parametrize("fault", WORDS)
+def test_a_fault_in_what_is_served_is_found(fault: str, lr: float, tmp_path: Path) -> None:
+    with opened_pool(tmp_path, fault) as connection:
+        publish_until(connection, tmp_path, 1, lr)
+        learn(connection, seed=1, lr=lr)
+        with pytest.raises(AttestationFailed, match=rf"sorter@2 failed its attestation: .*{WORDS[fault]}"):
+            publish(connection, tmp_path, 2)
+        assert connection.call("status", Nothing()).loaded == ["sorter@0", "sorter@1"]
+        assert {chunk.version for chunk in generate(connection, "sorter@1")} == {"sorter@1"}
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+def test_a_stale_version_is_found_when_a_step_is_small_beside_all_before_it(lr: float, tmp_path: Path) -> None:
+    expected = pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version")
+    with opened_pool(tmp_path, "ServesPreviousLate") as connection, expected:
+        publish_until(connection, tmp_path, 24, lr)
+
+
+def test_a_doubled_scale_is_named(tmp_path: Path) -> None:
+    expected = pytest.raises(AttestationFailed, match="twice its scale")
+    with opened_pool(tmp_path, "DoublesScale") as connection, expected:
+        publish_until(connection, tmp_path, 2, lr=1e-5)
+
+
+def test_an_engine_that_got_other_bytes_is_found(tmp_path: Path) -> None:
+    expected = pytest.raises(AttestationFailed, match="the engine received sha256")
+    with opened_pool(tmp_path, "SaysWhatItGot") as connection, expected:
+        publish(connection, tmp_path, 0)
+
+
+def test_an_engine_with_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(AttestationFailed, match="disagree about the base"), opened_pool(tmp_path, "AnotherBase"):
+        pass
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+def test_thirty_clean_versions_pass(lr: float, tmp_path: Path) -> None:
+    verdicts = []
+    with opened_pool(tmp_path) as connection:
+        for number in range(31):
+            verdicts.append(publish(connection, tmp_path, number).attestation.verdict)
+            learn(connection, seed=number, lr=lr)
+    assert verdicts == ["passed"] * 31
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+def test_bfloat16_is_not_blind(lr: float, tmp_path: Path) -> None:
+    with opened_pool(tmp_path, dtype="bfloat16") as connection:
+        assert publish_until(connection, tmp_path, 8, lr).attestation.verdict == "passed"
+
+
+def test_bfloat16_says_when_it_is_blind(tmp_path: Path) -> None:
+    with opened_pool(tmp_path, dtype="bfloat16") as connection:
+        publish(connection, tmp_path, 0)
+        learn(connection, lr=1e-5)
+        publish(connection, tmp_path, 1)
+        again = publish(connection, tmp_path, 2).attestation
+    assert again.verdict == "inconclusive" and "previous version" in again.detail
+
+
+def test_an_adapter_with_nan_is_refused_with_its_step(tmp_path: Path) -> None:
+    with opened_pool(tmp_path) as connection:
+        publish(connection, tmp_path, 0)
+        learn(connection, lr=float("inf"))
+        with pytest.raises(AdapterRefused, match=r"sorter@7 at step 7: .* NaN or infinite"):
+            publish(connection, tmp_path, 7)
+        assert connection.call("status", Nothing()).loaded == ["sorter@0"]
+
+
+def test_a_first_version_equals_the_base_and_passes(tmp_path: Path) -> None:
+    with opened_pool(tmp_path) as connection:
+        attestation = publish(connection, tmp_path, 0).attestation
+    assert attestation.verdict == "passed" and "changes nothing" in attestation.detail
+    assert attestation.facts["largest"] < 1e-4
+
+
+def test_a_change_below_the_noise_is_inconclusive(tmp_path: Path) -> None:
+    with opened_pool(tmp_path) as connection:
+        attestation = publish_until(connection, tmp_path, 1, lr=1e-8).attestation
+    assert attestation.verdict == "inconclusive" and "too little signal" in attestation.detail
+
+
+def test_canaries_are_the_same_for_the_same_base_and_mostly_uncertain(tmp_path: Path) -> None:
+    made = []
+    for directory in (tmp_path / "a", tmp_path / "b"):
+        with running_pool(directory) as running, running.connect("sorter") as connection:
+            connection.call("open", OPEN)
+            made.append(running.pool.tenants["sorter"].canaries)
+    probabilities = np.exp(made[0].engine)
+    assert np.array_equal(made[0].batch.completions, made[1].batch.completions)
+    assert made[0].tokens == OPEN.canaries * OPEN.canary_tokens
+    assert np.mean((probabilities > 0.01) & (probabilities < 0.9)) > 0.5
+
+
+def synthetic(base: np.ndarray, sigma: float) -> Canaries:
+    """Canaries without texts: what both sides say of the base."""
+    zeros = np.zeros(1, np.int32)
+    batch = Batch(zeros, zeros, zeros, np.zeros(base.size, np.int32), zeros)
+    return Canaries(batch, base, base, sigma)
+
+
+def test_the_previous_version_is_found_though_it_is_almost_right() -> None:
+    """The previous version differs by 2 %, less than bfloat16 lets rel see; z sees it."""
+    rng = np.random.default_rng(0)
+    base, before, step = rng.normal(-2, 1, 192), rng.normal(0, 1, 192), rng.normal(0, 0.02, 192)
+    verdict = judge(synthetic(base, 1e-3), base + before, base + before + step, before, BFLOAT16)
+    assert verdict.verdict == "failed" and "previous version" in verdict.detail
+    assert verdict.facts["rel"] < verdict.facts["rel_limit"]
+
+
+def test_a_wrong_direction_is_found_however_small_the_difference() -> None:
+    rng = np.random.default_rng(0)
+    base, change, other = rng.normal(-2, 1, 192), rng.normal(0, 1e-3, 192), rng.normal(0, 1e-5, 192)
+    aside = other - change * (other @ change) / (change @ change)
+    verdict = judge(synthetic(base, 1e-7), base + change + aside, base + change, np.zeros(192), FLOAT32)
+    assert verdict.verdict == "failed" and "rel" in verdict.detail
+    assert verdict.facts["largest"] < FLOAT32.largest and verdict.facts["z_error"] < 1e-6
+
+
+@pytest.mark.parametrize(("limits", "sigma"), [(FLOAT32, 7e-7), (BFLOAT16, 9e-3), (BFLOAT16, 5e-2)])
+@pytest.mark.parametrize("signal", [0.0, 0.1, 1.0, 10.0, 300.0])
+def test_noise_alone_never_fails_a_version(limits: Limits, sigma: float, signal: float) -> None:
+    """signal: rms of the change in sigma; both sides are as noisy as they were under the base."""
+    rng = np.random.default_rng(0)
+
+    def noisy(exact: np.ndarray) -> np.ndarray:
+        return exact + rng.normal(0, sigma / np.sqrt(2), exact.size)
+
+    for _ in range(200):
+        base = rng.normal(-2, 1, 192)
+        before = rng.normal(0, signal * sigma, 192)
+        now = before + rng.normal(0, 0.05 * signal * sigma, 192)
+        canaries = msgspec.structs.replace(synthetic(noisy(base), sigma), trainer=noisy(base))
+        previous = noisy(base + before) - canaries.trainer
+        verdict = judge(canaries, noisy(base + now), noisy(base + now), previous, limits)
+        assert verdict.verdict != "failed", verdict

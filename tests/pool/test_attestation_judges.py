@@ -1,0 +1,149 @@
+"""What each test of an attestation says of given numbers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from lorad.pool.attest.amplified import LEAST_NATS, MOST_NATS, Amplified, Prediction, amplification, judge_amplified
+from lorad.pool.attest.by_name import Others, judge_bits, judge_within
+from lorad.pool.attest.canaries import Canaries
+from lorad.pool.attest.direct import BFLOAT16, FLOAT32
+from lorad.pool.attest.verdict import Outcome
+from lorad.protocol.batch import Batch
+from lorad.protocol.calls import Attestation
+
+TOKENS, SIGMA = 192, 1e-2
+RNG = np.random.default_rng(0)
+BASE, CHANGE = RNG.normal(-2, 1, TOKENS), RNG.normal(0, 2, TOKENS)
+NOISE = RNG.normal(0, SIGMA, TOKENS)
+PASSED, FAILED = Attestation("passed", ""), Attestation("failed", "")
+UNSURE = Attestation("inconclusive", "")
+
+
+def canaries(sigma: float = SIGMA) -> Canaries:
+    zeros = np.zeros(1, np.int32)
+    return Canaries(Batch(zeros, zeros, zeros, np.zeros(TOKENS, np.int32), zeros), BASE, BASE, sigma)
+
+
+def predicted(before: np.ndarray | None = None, change: np.ndarray = CHANGE) -> Prediction:
+    return Prediction(canaries(), 64.0, BASE + change, np.zeros(TOKENS) if before is None else before)
+
+
+def verdict(engine: np.ndarray, prediction: Prediction) -> str:
+    return judge_amplified(prediction, BASE + engine, BFLOAT16).verdict.verdict
+
+
+def test_noise_alone_passes_when_amplified() -> None:
+    assert verdict(CHANGE + NOISE, predicted()) == "passed"
+
+
+@pytest.mark.parametrize("times", [0.0, 0.5, 0.97, 1.03, 2.0])
+def test_another_scale_fails_when_amplified(times: float) -> None:
+    assert verdict(times * CHANGE + NOISE, predicted()) == "failed"
+
+
+def test_a_dropped_target_far_below_the_usual_limit_fails_when_amplified() -> None:
+    """rel 0.03, a few times what noise explains here."""
+    aside = RNG.normal(0, 0.03 * 2, TOKENS)
+    assert verdict(CHANGE + aside + NOISE, predicted()) == "failed"
+
+
+def test_staleness_below_what_rel_sees_fails_when_amplified() -> None:
+    step = RNG.normal(0, 0.015, TOKENS)
+    stale = predicted(before=CHANGE - step)
+    assert verdict(CHANGE - step, stale) == "failed" and verdict(CHANGE, stale) == "passed"
+
+
+def test_what_is_too_small_to_be_told_never_passes() -> None:
+    weak = predicted(change=10 * NOISE)
+    assert judge_amplified(weak, weak.now, BFLOAT16) == Amplified(
+        judge_amplified(weak, weak.now, BFLOAT16).verdict, again=True
+    )
+    assert verdict(10 * NOISE, weak) == "inconclusive"
+    assert verdict(CHANGE, predicted(before=CHANGE)) == "inconclusive"
+    assert verdict(CHANGE, predicted(before=CHANGE + 1e-3 * NOISE)) == "inconclusive"
+
+
+def test_amplified_numbers_that_are_not_finite_fail() -> None:
+    assert verdict(np.full(TOKENS, np.nan), predicted()) == "failed"
+
+
+def test_a_rel_just_above_its_limit_is_looked_at_again() -> None:
+    def found(rel: float) -> Amplified:
+        aside = CHANGE[::-1] - CHANGE * (CHANGE[::-1] @ CHANGE) / (CHANGE @ CHANGE)
+        aside *= rel * np.linalg.norm(CHANGE) / np.linalg.norm(aside)
+        return judge_amplified(predicted(), BASE + CHANGE + aside, BFLOAT16)
+
+    assert (found(0.012).verdict.verdict, found(0.02).verdict.verdict) == ("passed", "failed")
+    assert found(0.02).again and not found(0.04).again
+
+
+@pytest.mark.parametrize("slope", [1e-6, 3e-3, 0.7, 40.0])
+@pytest.mark.parametrize("begin", [1.0, 64.0])
+def test_k_is_a_power_of_two_that_makes_the_change_a_few_nats(slope: float, begin: float) -> None:
+    async def score(times: float) -> np.ndarray:
+        return np.asarray(BASE + slope * times * CHANGE / 2)
+
+    found = asyncio.run(amplification(score, canaries(), SIGMA, begin))
+    assert found is not None
+    times, now = found
+    assert LEAST_NATS <= np.sqrt(np.mean((now - BASE) ** 2)) <= MOST_NATS and np.log2(times) % 1 == 0
+
+
+def test_a_version_that_changes_nothing_is_not_amplified() -> None:
+    async def score(times: float) -> np.ndarray:
+        return BASE
+
+    assert asyncio.run(amplification(score, canaries(), SIGMA, 1.0)) is None
+
+
+def test_a_name_has_to_answer_bit_for_bit_like_its_copy() -> None:
+    name, others = BASE + CHANGE, Others(BASE, BASE + 0.9 * CHANGE)
+    assert judge_bits([name], [name.copy()], others).verdict == "passed"
+    assert judge_bits([name], [np.nextafter(name, 0)], others).verdict == "failed"
+    assert judge_bits([name, name], [name, others.base], others).verdict == "failed"
+
+
+@pytest.mark.parametrize(("others", "like"), [(Others(BASE), "the base"), (Others(CHANGE, BASE), "the previous")])
+def test_a_name_and_a_copy_that_are_something_else_prove_nothing(others: Others, like: str) -> None:
+    for found in (judge_bits([BASE], [BASE], others), judge_within([BASE], [BASE + NOISE], others, SIGMA)):
+        assert found.verdict == "inconclusive" and like in found.detail
+
+
+def test_names_that_differ_by_more_than_noise_fail() -> None:
+    name, others = BASE + CHANGE, Others(BASE)
+    assert judge_within([name], [name + NOISE], others, SIGMA).verdict == "passed"
+    assert judge_within([name], [name + 5 * NOISE], others, SIGMA).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    ("direct", "named", "amplified", "proven", "expected"),
+    [
+        (PASSED, None, None, False, "passed"),
+        (UNSURE, None, None, False, "inconclusive"),
+        (UNSURE, PASSED, PASSED, False, "passed"),
+        (UNSURE, PASSED, None, True, "passed"),
+        (UNSURE, PASSED, None, False, "inconclusive"),
+        (UNSURE, PASSED, UNSURE, True, "inconclusive"),
+        (UNSURE, UNSURE, PASSED, True, "inconclusive"),
+        (PASSED, PASSED, FAILED, True, "failed"),
+        (PASSED, FAILED, None, True, "failed"),
+        (FAILED, None, None, True, "failed"),
+    ],
+)
+def test_the_verdict_over_all_tests(
+    direct: Attestation, named: Attestation | None, amplified: Attestation | None, proven: bool, expected: str
+) -> None:
+    direct = replace(direct, facts={"rel": 0.0})
+    outcome = Outcome(direct, named, None if amplified is None else Amplified(amplified))
+    assert outcome.verdict(is_proven=proven).verdict == expected
+
+
+def test_fp32_is_held_to_fp32() -> None:
+    prediction = Prediction(canaries(1e-6), 64.0, BASE + CHANGE, np.zeros(TOKENS))
+    assert judge_amplified(prediction, BASE + CHANGE * (1 + 1e-5), FLOAT32).verdict.verdict == "passed"
+    assert judge_amplified(prediction, BASE + CHANGE * (1 + 1e-3), FLOAT32).verdict.verdict == "failed"

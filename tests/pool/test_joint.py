@@ -1,0 +1,93 @@
+"""Gradients of several runs that are asked for at once: made in the same passes, told to each alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import torch
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.errors import NotFound
+from lorad.models.compute import Compute
+from lorad.models.loading import load_base
+from lorad.pool.joint import Asked, Joint
+from lorad.protocol.batch import LossStats
+from lorad.trainers.base import GradientWork, SlotSpec
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.kit.pool_kit import OPEN, TINY, batch
+
+
+@pytest.fixture
+async def trainer() -> AsyncIterator[BuiltinTrainer]:
+    compute = Compute()
+    made = BuiltinTrainer(load_base(TINY, torch.float32, torch.device("cpu")), compute)
+    for slot in "abc":
+        await made.open(slot, SlotSpec(AdapterConfig(OPEN.rank, OPEN.alpha, OPEN.modules), seed=ord(slot)))
+    yield made
+    compute.close()
+
+
+def work_of(slot: str, seed: int) -> GradientWork:
+    made = batch(seed)
+    return GradientWork(slot, made.batch, made.targets, made.loss, made.normaliser)
+
+
+class Watched(Joint):
+    """Remembers who went together."""
+
+    def __init__(self, trainer: BuiltinTrainer) -> None:
+        super().__init__(trainer, joins=True)
+        self.together: list[str] = []
+
+    def _next(self) -> list[Asked]:
+        some = super()._next()
+        self.together += ["".join(asked.work.slot for asked in some)] if some else []
+        return some
+
+
+async def test_gradients_that_are_asked_for_at_once_are_made_together_as_if_alone(trainer: BuiltinTrainer) -> None:
+    joint = Watched(trainer)
+    found = await asyncio.gather(*(joint.forward_backward(work_of(slot, ord(slot))) for slot in "abc"))
+    grads = {slot: trainer._slots[slot].grads.clone() for slot in "abc"}
+    assert joint.together == ["abc"]
+    for slot, stats in zip("abc", found, strict=True):
+        await trainer.discard_grads(slot)
+        w = work_of(slot, ord(slot))
+        alone = await trainer.forward_backward(w.slot, w.batch, w.targets, w.loss, w.normaliser)
+        assert stats.loss == pytest.approx(alone.loss, rel=1e-4)
+        torch.testing.assert_close(grads[slot], trainer._slots[slot].grads, rtol=1e-4, atol=1e-7)
+
+
+async def test_what_is_wrong_with_one_is_told_to_it_alone(trainer: BuiltinTrainer) -> None:
+    joint = Watched(trainer)
+    wrong = msgspec.structs.replace(work_of("b", 1), normaliser=-1.0)
+    words = msgspec.structs.replace(wrong.targets, advantages=wrong.targets.advantages.astype(str))
+    no_numbers = msgspec.structs.replace(work_of("b", 1), targets=words)
+    works = (work_of("a", 0), wrong, work_of("gone", 0), work_of("c", 2), no_numbers)
+    found = await asyncio.gather(*map(joint.forward_backward, works), return_exceptions=True)
+    assert joint.together == ["ac"]
+    assert [type(one) for one in found] == [LossStats, ValueError, NotFound, LossStats, ValueError]
+
+
+async def test_a_caller_that_gives_up_while_it_waits_holds_up_nobody(trainer: BuiltinTrainer) -> None:
+    joint = Watched(trainer)
+    tasks = [asyncio.create_task(joint.forward_backward(work_of(slot, 0))) for slot in "ab"]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    assert (await tasks[1]).tokens > 0
+    with contextlib.suppress(asyncio.CancelledError):
+        await tasks[0]
+
+
+async def test_large_batches_go_by_themselves(trainer: BuiltinTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.pool.joint.MOST_TOKENS", 250)  # a batch has 120
+    joint = Watched(trainer)
+    await asyncio.gather(*(joint.forward_backward(work_of(slot, 0)) for slot in "abc"))
+    assert joint.together == ["ab", "c"]
+    monkeypatch.setattr("lorad.pool.joint.MOST_TOKENS", 100)
+    await asyncio.gather(*(joint.forward_backward(work_of(slot, 0)) for slot in "abc"))
+    assert joint.together == ["ab", "c"]

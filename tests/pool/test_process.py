@@ -1,0 +1,128 @@
+"""The process `python -m lorad.pool`: its configuration, its socket, its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lorad.adapters.peft import read_peft
+from lorad.box.paths import Home
+from lorad.errors import LoradError
+from lorad.pool import config as configuration
+from lorad.pool.host import is_needed
+from lorad.protocol.calls import Nothing
+from lorad.protocol.connection import Connection
+from lorad.protocol.listener import listen
+from lorad.protocol.status import PoolInfo
+from tests.kit.pool_kit import DEADLINE, OPEN, config_of, publish, running_pool, until
+
+ROOT = Path(__file__).resolve().parents[2]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    """Starts `python -m lorad.pool` on a directory of this test's own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(**changes: object) -> subprocess.Popen[str]:
+        configuration.write(config_of(home, **changes), home)
+        command = [sys.executable, "-m", "lorad.pool", str(home)]
+        started.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def connected(home: Path, process: subprocess.Popen[str], run: str = "") -> Connection:
+    path = home / "pool.sock"
+    until(lambda: path.exists() or process.poll() is not None)
+    until(lambda: can_connect(path) or process.poll() is not None)
+    return Connection(path, run=run, attempt=1, timeout=DEADLINE)
+
+
+def can_connect(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def test_sigterm_writes_what_is_pending_and_leaves_no_socket(start: Start, home: Path, tmp_path: Path) -> None:
+    process = start(threads=1)
+    with connected(home, process, "sorter") as connection:
+        info: PoolInfo = connection.call("hello", Nothing())
+        assert (info.pid, info.threads, info.model) == (process.pid, 1, "builtin:tiny")
+        assert stat.S_IMODE((home / "pool.sock").stat().st_mode) == 0o600
+        connection.call("open", OPEN)
+        published = publish(connection, tmp_path, 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 0
+    assert not (home / "pool.sock").exists()
+    assert read_peft(tmp_path / "sorter" / "versions" / "000000").digest() == published.sha256
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(start: Start, home: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(home / "pool.sock"))
+    with connected(home, start()):
+        second = start()
+        assert second.wait(DEADLINE) == 1
+        assert "another process answers" in second.communicate()[1]
+
+
+def test_a_pool_without_a_daemon_ends_once_it_is_idle(start: Start) -> None:
+    process = start(idle_timeout=0.5)
+    assert process.wait(DEADLINE) == 0
+    assert "no daemon, and idle for" in process.communicate()[1]
+
+
+def test_a_daemon_a_driver_or_a_gateway_keeps_an_idle_pool(home: Path, tmp_path: Path) -> None:
+    at_home = Home(home)
+    with running_pool(home, idle_timeout=0.0) as running:
+
+        def needed() -> bool:
+            return is_needed(running.pool, running.config, at_home)
+
+        until(lambda: not needed())
+        with listen(at_home.socket):
+            assert needed()
+        with running.connect("sorter") as driver:
+            driver.call("hello", Nothing())
+            assert needed()
+        until(lambda: not needed())
+        running.pool.loaded.kept = lambda: ["sorter@1"]  # type: ignore[method-assign]
+        assert not needed()
+        with listen(at_home.gateway_socket):
+            assert needed()
+
+
+def test_a_model_that_is_not_there_ends_the_pool_with_a_message(start: Start, tmp_path: Path) -> None:
+    process = start(model_path=str(tmp_path / "gone"))
+    assert process.wait(DEADLINE) == 1
+    assert str(tmp_path / "gone") in process.communicate()[1]
+
+
+def test_a_pool_without_its_configuration_ends_with_a_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lorad.pool", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "pool.json" in done.stderr
+
+
+def test_the_configuration_refuses_unknown_keys(tmp_path: Path) -> None:
+    configuration.write(config_of(tmp_path), tmp_path)
+    data = json.loads((tmp_path / configuration.FILE).read_text()) | {"devcie": "cpu"}
+    (tmp_path / configuration.FILE).write_text(json.dumps(data))
+    with pytest.raises(LoradError, match="devcie"):
+        configuration.read(tmp_path)

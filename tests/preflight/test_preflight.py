@@ -1,0 +1,266 @@
+"""What a spec names is looked at before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.peft import write_peft
+from lorad.adapters.targets import match_modules
+from lorad.adapters.validate import expected_shapes
+from lorad.daemon.runs.preflight import answer
+from lorad.errors import SpecError
+from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.preflight.__main__ import preflight
+from lorad.preflight.memory import available_memory
+from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
+from lorad.spec.model import convert
+from lorad.text import size
+
+ROOT = Path(__file__).parents[2]
+TINY = resolve("builtin:tiny")
+SHAPES = linear_shapes(read_config(TINY))
+
+
+def check(cwd: Path, spec: dict[str, Any] | None = None, **arguments: Any) -> SpecFacts:
+    return preflight(convert(spec or {}), cwd=cwd, **arguments)
+
+
+def refusal(cwd: Path, spec: dict[str, Any], **arguments: Any) -> str:
+    with pytest.raises(SpecError) as refused:
+        check(cwd, spec, **arguments)
+    assert refused.value.hint
+    return str(refused.value)
+
+
+def an_adapter(directory: Path, rank: int = 16, alpha: float = 32, modules: str = "all-linear") -> None:
+    directory.mkdir()
+    config = AdapterConfig(rank, alpha, match_modules(SHAPES, modules))
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in expected_shapes(config, SHAPES).items()}
+    write_peft(Adapter(config, tensors), directory, "tiny")
+
+
+def test_the_default_spec_is_fit_to_run(tmp_path: Path) -> None:
+    facts = check(tmp_path)
+    config = read_config(TINY)
+    assert (facts.model_path, facts.parameters) == (str(TINY), config.num_parameters)
+    assert len(facts.modules) == 7 * config.num_hidden_layers
+    assert facts.adapter_parameters == 16 * sum(sum(SHAPES[module]) for module in facts.modules)
+    assert (facts.dataset_size, facts.dropped, facts.eval_size, facts.warnings) == (None, 0, 256, [])
+    assert facts.memory_needed > 4 * facts.parameters
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"model": {"path": "builtin:huge"}}, "model.path: no builtin model"),
+        ({"model": {"path": "nowhere"}}, "model.path: nowhere is not a directory"),
+        ({"lora": {"target_modules": "q_prj"}}, "lora.target_modules: 'q_prj'"),
+        ({"lora": {"adapter_path": "nowhere"}}, "lora.adapter_path: "),
+        ({"trainer": {"backend": "megatrn"}}, "trainer.backend: no backend 'megatrn'"),
+        ({"rollout": {"backend": "trt"}}, "rollout.backend: no backend 'trt'"),
+        (
+            {"data": {"max_prompt_tokens": 500}, "rollout": {"max_new_tokens": 2000}},
+            "is 2500 tokens, the model has 2048",
+        ),
+        ({"data": {"train": "nowhere.jsonl"}}, "there is no file"),
+        ({"data": {"train": "sort", "max_prompt_tokens": 5}}, "data.max_prompt_tokens: 'S:"),
+        ({"data": {"train": "sort", "eval": "nowhere.parquet"}}, "there is no file"),
+        ({"reward": "exact"}, "reward: there is no builtin 'exact'"),
+        ({"reward": {"name": "regex", "pattern": "("}}, "reward.pattern: '(' does not compile"),
+        ({"reward": "nowhere.py:f"}, "reward: there is no file"),
+    ],
+)
+def test_what_is_not_there_or_does_not_fit_is_refused(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in refusal(tmp_path, spec)
+
+
+def test_a_backend_may_be_configured(tmp_path: Path, home: Path) -> None:
+    (home / "config.yaml").write_text("backends: {mine: {trainer: 'm:C', engine: 'm:D'}}")
+    check(tmp_path, {"trainer": {"backend": "mine"}, "rollout": {"backend": "mine"}})
+
+
+def test_prompts_are_as_long_as_the_model_has_room_for_unless_told_otherwise(tmp_path: Path) -> None:
+    short = shutil.copytree(resolve("builtin:tiny"), tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    rows = [json.dumps({"prompt": "1" * length, "answer": "1"}) + "\n" for length in (40, 55)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    spec: dict[str, Any] = {"model": {"path": "short"}, "data": {"train": "rows.jsonl", "chat_template": "never"}}
+    assert check(tmp_path, spec).dropped == 1  # of 64 positions, 16 are for the completion
+    with pytest.raises(SpecError, match=r"rollout\.max_new_tokens: 64 leaves no room for a prompt"):
+        check(tmp_path, spec | {"rollout": {"max_new_tokens": 64}})
+
+
+def test_relative_paths_start_where_the_spec_is(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "model")
+    assert check(tmp_path, {"model": {"path": "./model"}}).model_path == str(tmp_path / "model")
+
+
+def test_a_fitting_adapter_to_start_from_is_accepted(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a")
+    check(tmp_path, {"lora": {"adapter_path": "a"}})
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ({"rank": 8}, "lora.rank: 16 here but 8 in a"),
+        ({"alpha": 64}, "lora.alpha: 32.0 here but 64.0 in a"),
+        ({"modules": "q_proj"}, "18 modules differ from a: a lacks model.layers.0.mlp.down_proj"),
+        ({"modules": "*.layers.0.*"}, "14 modules differ"),
+    ],
+)
+def test_an_adapter_that_contradicts_the_spec_is_refused(adapter: dict[str, Any], says: str, tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", **adapter)
+    assert says in refusal(tmp_path, {"lora": {"adapter_path": "a"}})
+
+
+def test_too_little_memory_is_told_in_numbers(tmp_path: Path) -> None:
+    said = refusal(tmp_path, {}, available=3 << 20)
+    assert "MiB on cpu, 3.0 MiB are free" in said
+    check(tmp_path, {"lora": {"rank": 1}}, available=3 << 20, warm=True)
+    assert check(tmp_path, {}, device="cuda:0").memory_available is None
+
+
+def test_a_control_group_limits_what_is_available(tmp_path: Path) -> None:
+    for name, text in {"max": "5000000", "current": "4000000", "stat": "anon 1\ninactive_file 200000\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert available_memory(tmp_path) == 1_200_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) > 1_200_000
+    assert (size(3 << 29), size(5 << 20)) == ("1.5 GiB", "5.0 MiB")
+
+
+def test_data_are_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": f"S:{'1' * n}=", "answer": "1"} for n in (1, 2, 30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    facts = check(tmp_path, {"data": {"train": "a.jsonl", "eval": "a.jsonl", "max_prompt_tokens": 8}})
+    assert (facts.dataset_size, facts.dropped, facts.eval_size) == (2, 1, 2)
+    assert len(facts.warnings) == 2
+
+
+def test_a_reward_that_asks_for_what_the_data_lack_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "S:1=", "level": 1}')
+    (tmp_path / "r.py").write_text("def f(completion, level): return 1\ndef g(answer, depth): return 1\n")
+    spec: dict[str, Any] = {"data": {"train": "a.jsonl"}}
+    check(tmp_path, {**spec, "reward": "r.py:f"})
+    assert "r.py:g needs answer, depth" in refusal(tmp_path, {**spec, "reward": "r.py:g"})
+    assert "exact_match needs answer" in refusal(tmp_path, spec)
+    assert "has no function h" in refusal(tmp_path, {**spec, "reward": "r.py:h"})
+
+
+@pytest.mark.parametrize(
+    ("lora", "says"), [({"init": "zero"}, "never learn"), ({"target_modules": "linear_qkv"}, "attention alone")]
+)
+def test_what_is_probably_not_meant_is_warned_of(lora: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (warning,) = check(tmp_path, {"lora": lora}).warnings
+    assert says in warning
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"trainer": {"warmup_steps": 61}}, "trainer.warmup_steps: 61 is more than the 60 steps"),
+        ({"trainer": {"schedule": "cosine", "schedule_steps": 9}}, "made at trainer.min_lr 0"),
+        ({"algorithm": {"kl": {"coef": 0.1, "type": "k1"}}}, "k1 has no gradient in the mean"),
+        ({"algorithm": {"kl": {"reference": "base"}}}, "no effect while algorithm.kl.coef is 0"),
+        ({"algorithm": {"minibatches": 17}}, "17 is more than the 16 of data.prompts_per_step"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p: samples come from a truncated distribution"),
+        ({"rollout": {"top_k": 8, "top_p": 0.9}}, "rollout.top_p and rollout.top_k: samples"),
+    ],
+)
+def test_what_does_not_do_what_it_says_is_warned_of(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (warning,) = check(tmp_path, spec).warnings
+    assert says in warning
+
+
+def test_a_rate_that_would_rise_to_its_minimum_is_refused(tmp_path: Path) -> None:
+    trainer = {"lr": 1e-4, "min_lr": 1e-3, "schedule": "cosine"}
+    assert "trainer.min_lr: 0.001 is more than trainer.lr 0.0001" in refusal(tmp_path, {"trainer": trainer})
+
+
+def test_a_reference_fits_the_base_and_is_counted(tmp_path: Path) -> None:
+    an_adapter(tmp_path / "a", rank=4)
+    with_it, without = check(tmp_path, reference=tmp_path / "a"), check(tmp_path)
+    assert with_it.reference_parameters == with_it.adapter_parameters // 4
+    assert with_it.memory_needed - without.memory_needed == 4 * with_it.reference_parameters
+    config = AdapterConfig(4, 8, ("model.layers.0.self_attn.q_proj",))
+    shapes = dict.fromkeys(expected_shapes(config, SHAPES), (3, 4))
+    (tmp_path / "b").mkdir()
+    tensors = {name: np.zeros((4, 3) if "lora_A" in name else (3, 4), np.float32) for name in shapes}
+    write_peft(Adapter(config, tensors), tmp_path / "b", "other")
+    assert "algorithm.kl.reference: " in refusal(tmp_path, {}, reference=tmp_path / "b")
+
+
+def run_module(question: str) -> Answer:
+    done = subprocess.run(
+        [sys.executable, "-m", "lorad.preflight"],
+        input=question,
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return msgspec.json.decode(done.stdout, type=Answer)
+
+
+def test_the_module_answers_in_json(tmp_path: Path) -> None:
+    good = run_module(json.dumps({"spec": {"name": "x"}, "cwd": str(tmp_path)}))
+    assert good.facts is not None and good.facts.model_path == str(TINY)
+    bad = run_module(json.dumps({"spec": {"lora": {"rank": 0}}, "cwd": str(tmp_path)}))
+    said = ErrorSaid(
+        "SpecError",
+        "lora.rank: Expected int >= 1",
+        "The default is 16.",
+        key="lora.rank",
+        problem="Expected int >= 1",
+    )
+    assert bad == Answer(error=said)
+    assert run_module("{").error is not None
+
+
+def test_a_truncated_weight_file_is_told(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(resolve("builtin:tiny"), model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(SpecError, match=r"model\.safetensors is damaged"):
+        check(tmp_path, {"model": {"path": str(model)}})
+
+
+LIES = """
+import atexit, os, subprocess
+LIE = b'{"facts": {"model_path": 3, "parameters": "many"}}'
+subprocess.run(["echo", LIE.decode()])
+os.write(1, b"\\n" + LIE + b"\\n")
+atexit.register(os.write, 1, b"\\n" + LIE + b"\\n")
+
+def score(**_):
+    return 0.0
+"""
+
+
+def test_a_reward_module_cannot_answer_for_the_check(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(LIES)
+    question = json.dumps({"spec": {"reward": {"name": "rewards.py:score"}}, "cwd": str(tmp_path)})
+    command = [sys.executable, "-m", "lorad.preflight"]
+    done = subprocess.run(command, input=question.encode(), capture_output=True, cwd=ROOT)
+    assert answer(done.stdout, done.stderr).model_path == str(TINY) and b'"many"' not in done.stdout
+
+
+@pytest.mark.parametrize("facts", [{"model_path": 3}, {"parameters": "many"}, {"parameters": -1}, [1], {"warnings": 7}])
+def test_facts_of_wrong_types_are_refused(facts: Any) -> None:
+    with pytest.raises(SpecError, match="fell over"):
+        answer(json.dumps({"facts": facts}).encode(), b"")

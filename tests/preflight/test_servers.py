@@ -1,0 +1,275 @@
+"""Rollout backends that are servers: everything about them is looked at before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from lorad.backends import engine_install as install_module
+from lorad.backends.engine_install import DISTRIBUTIONS, TRIED, install_lines, installed_version, is_older
+from lorad.backends.engine_registry import SERVERS, dialect_class
+from lorad.box.paths import checkout
+from lorad.errors import SpecError
+from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
+from lorad.preflight.__main__ import preflight
+from lorad.spec.model import convert
+from tests.kit.world import REPOSITORY
+
+BACKENDS = sorted(SERVERS)
+
+
+@pytest.fixture
+def install(tmp_path: Path, home: Path) -> Any:
+    """`install(backend, version)`: an interpreter, named in config.yaml, that finds metadata of the server."""
+
+    def install(backend: str, version: str = "", *, distribution: str = "") -> Path:
+        site, python = tmp_path / f"{backend}-site", tmp_path / f"{backend}-python"
+        name = distribution or backend
+        about = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or TRIED[backend]}\n")
+        started = f"import sys; sys.path.insert(0, {str(site)!r}); code = sys.argv[3]; sys.argv[1:4] = []; exec(code)"
+        code = f'exec {sys.executable} -I -c "{started}" "$@"'
+        python.write_text(f"#!/bin/sh\n{code}\n")
+        python.chmod(0o755)
+        (home / "config.yaml").write_text(json.dumps({"backends": {backend: {"python": str(python)}}}))
+        return python
+
+    return install
+
+
+def check(cwd: Path, rollout: dict[str, Any], **others: Any) -> Any:
+    return preflight(convert({"rollout": rollout, **others}), cwd=cwd)
+
+
+def refusal(cwd: Path, rollout: dict[str, Any], **others: Any) -> SpecError:
+    with pytest.raises(SpecError) as refused:
+        check(cwd, rollout, **others)
+    assert refused.value.hint
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("rollout", "says"),
+    [
+        ({"servers": 2}, "rollout.servers: the builtin engine is no server"),
+        ({"tp": 2}, "rollout.tp: the builtin"),
+        ({"url": "http://localhost:1"}, "rollout.url: the builtin"),
+        ({"key_file": "k"}, "rollout.key_file: the builtin"),
+        ({"admin_key_file": "k"}, "rollout.admin_key_file: the builtin"),
+        ({"backend": "sglang", "tp": 2}, "rollout.tp: 2 devices for one server, but this machine has no GPU"),
+        ({"backend": "vllm", "key_file": "k"}, "rollout.key_file: keys are of servers that you run"),
+        ({"backend": "vllm", "url": "http://h:1", "servers": 2}, "rollout.servers: this is for servers that lorad"),
+        ({"backend": "vllm", "url": "http://h:1", "tp": 2}, "rollout.tp: this is for servers that lorad"),
+        ({"backend": "vllm", "url": "http://h:1", "engine_args": {"a": 1}}, "rollout.engine_args: this is for"),
+        ({"backend": "vllm", "url": "localhost:1"}, "rollout.url: 'localhost:1' is no address"),
+        ({"backend": "vllm", "url": "http://h:99999"}, "is no address"),
+        ({"backend": "vllm", "url": "http://h:1/v1"}, "goes on after the port"),
+        ({"backend": "vllm", "url": "unix:s"}, "is no absolute path"),
+        ({"backend": "vllm", "url": ["http://h:1", "http://h:1/"]}, "is there twice"),
+        ({"backend": "sglang", "engine_args": {"uds": "/s"}}, "config.yaml names no python for sglang"),
+    ],
+)
+def test_keys_that_do_not_fit_the_backend_are_refused(rollout: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in str(refusal(tmp_path, rollout))
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "says"),
+    [
+        ("sglang", "fused", "fused is one process"),
+        ("builtin", "resident", "resident is for an engine beside"),
+        ("builtin", "timesliced", "timesliced is for an engine beside"),
+    ],
+)
+def test_a_pool_mode_of_other_backends_is_refused(backend: str, mode: str, says: str, tmp_path: Path) -> None:
+    assert f"pool.mode: {says}" in str(refusal(tmp_path, {"backend": backend}, pool={"mode": mode}))
+
+
+def test_a_server_of_the_users_is_never_put_to_sleep(tmp_path: Path) -> None:
+    rollout = {"backend": "sglang", "url": "http://localhost:1"}
+    assert "put to sleep a server that you run" in str(refusal(tmp_path, rollout, pool={"mode": "timesliced"}))
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    said = refusal(tmp_path, {"backend": "vllm", "url": "http://me:secret@h:1"})
+    assert "rollout.key_file" in said.hint and "secret" not in str(said)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_installed_server_is_fit_to_run(backend: str, install: Any, tmp_path: Path) -> None:
+    install(backend)
+    facts = check(tmp_path, {"backend": backend})
+    assert facts.linears == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert (facts.max_positions, facts.warnings) == (2048, [])
+
+
+def test_each_server_needs_memory_for_a_base_of_its_own(install: Any, tmp_path: Path) -> None:
+    install("sglang")
+    alone = check(tmp_path, {}).memory_needed
+    base = read_facts(resolve("builtin:tiny")).bytes("float32")
+    assert check(tmp_path, {"backend": "sglang", "servers": 3}).memory_needed == alone + 3 * base
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_older_server_is_warned_of(backend: str, install: Any, tmp_path: Path) -> None:
+    install(backend, "0.4.10")
+    (warning,) = check(tmp_path, {"backend": backend}).warnings
+    assert "0.4.10" in warning and TRIED[backend] in warning
+    assert not is_older(f"{TRIED[backend]}.post1+cpu", backend) and not is_older("0.100.0rc1", backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_server_that_is_not_there_is_refused_with_the_commands_that_install_it(
+    backend: str, home: Path, tmp_path: Path
+) -> None:
+    lines = install_lines(backend)
+    for python in ("", "/no/python", sys.executable):
+        named = {"python": python} if python else {}
+        (home / "config.yaml").write_text(json.dumps({"backends": {backend: named}}))
+        said = refusal(tmp_path, {"backend": backend})
+        assert str(said).startswith("rollout.backend: ") and all(line in said.hint for line in lines)
+
+
+def test_a_file_that_is_no_python_is_told(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such luck >&2; exit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(SpecError, match="is no Python that works: no such luck"):
+        installed_version("vllm", python)
+
+
+def test_a_cpu_build_under_another_name_counts(install: Any) -> None:
+    assert installed_version("vllm", install("vllm", "0.32.0", distribution=DISTRIBUTIONS["vllm"][1])) == "0.32.0"
+
+
+def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
+    for backend in BACKENDS:
+        assert f"'{backend}>={TRIED[backend]}'" in "\n".join(install_lines(backend, gpu=True))
+        assert install_lines(backend, gpu=True) != install_lines(backend, gpu=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_has_no_source_tree_is_told_commands_without_its_files(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkout() == REPOSITORY
+    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    for gpu in (True, False):
+        lines = install_lines(backend, gpu=gpu)
+        assert not [line for line in lines if ".ci/" in line or "tests/" in line or "$PWD" in line]
+        assert any("-m pip install '" in line for line in lines) and "backends:" in lines
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_flags_that_lorad_sets_are_refused_however_they_are_written(backend: str, install: Any, tmp_path: Path) -> None:
+    install(backend)
+    for flag in ("max-lora-rank", "--max_lora_rank", "max-lora-ra", "host"):
+        said = refusal(tmp_path, {"backend": backend, "engine_args": {flag: "secret"}})
+        assert f"rollout.engine_args: {flag}" in str(said) and "secret" not in str(said) + said.hint
+    check(tmp_path, {"backend": backend, "engine_args": {"seed": 3}})
+
+
+def test_what_a_server_can_not_sample_is_refused(install: Any, tmp_path: Path) -> None:
+    install("sglang")
+    said = refusal(tmp_path, {"backend": "sglang", "stop": [f"{i};" for i in range(33)]})
+    assert "rollout: sglang cannot sample like this: " in str(said)
+
+
+def test_a_rank_above_all_servers_is_refused(install: Any, tmp_path: Path) -> None:
+    install("vllm")
+    assert "lora.rank: 600" in str(refusal(tmp_path, {"backend": "vllm"}, lora={"rank": 600}))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        (None, 0o600, "cannot be read"),
+        ("key", 0o640, "others may read"),
+        ("\n", 0o600, "must hold one key"),
+        ("a\nb\n", 0o600, "must hold one key"),
+    ],
+)
+def test_a_key_file_that_is_not_safe_or_not_usable_is_refused(
+    text: str | None, mode: int, says: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "key").write_text(text)
+        (tmp_path / "key").chmod(mode)
+    for key in ("key_file", "admin_key_file"):
+        assert says in str(refusal(tmp_path, {"backend": "sglang", "url": "http://localhost:1", key: "key"}))
+
+
+class Sglang(BaseHTTPRequestHandler):
+    """What an SGLang server says of itself; 401 for all but the key `key`."""
+
+    info: ClassVar[dict[str, Any]] = {"version": "0.5.23", "enable_lora": True, "dp_size": 1}
+    tokens: ClassVar[int] = 2056
+
+    def do_GET(self) -> None:
+        models = {"data": [{"id": "m", "root": "m", "parent": None, "max_model_len": self.tokens}]}
+        answers: dict[str, Any] = {"/server_info": self.info, "/v1/models": models}
+        keyed = self.headers["Authorization"] == "Bearer key"
+        self.send_response(200 if keyed else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(answers[self.path] if keyed else {"error": "Unauthorized"}).encode())
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def with_key(directory: Path, text: str = "key\n") -> dict[str, Any]:
+    (directory / "key").write_text(text)
+    (directory / "key").chmod(0o600)
+    return {"backend": "sglang", "key_file": "key"}
+
+
+def test_a_server_of_the_users_needs_no_python_and_no_memory_of_lorads(tmp_path: Path) -> None:
+    with serving(Sglang) as url:
+        facts = check(tmp_path, {**with_key(tmp_path), "url": [url]})
+    assert facts.memory_needed == check(tmp_path, {}).memory_needed
+
+
+def test_a_url_where_no_such_server_answers_is_refused(tmp_path: Path) -> None:
+    rollout = with_key(tmp_path)
+    with serving(Sglang) as url:
+        pass
+    assert f"no sglang server answers at {url}" in str(refusal(tmp_path, {**rollout, "url": url}))
+    assert "no sglang server answers" in str(refusal(tmp_path, {**rollout, "url": f"unix:{tmp_path}/none"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says"),
+    [
+        ({}, "other", "rollout.key_file: the server at"),
+        ({"info": {"version": "0.5.23"}}, "key", "takes no adapters while it runs: no --enable-lora"),
+        ({"tokens": 108}, "key", "has room for 100 tokens, the run needs 528"),
+        ({"info": {"something": "else"}}, "key", "its answers are not sglang's"),
+    ],
+)
+def test_a_server_that_can_not_do_it_is_refused(change: dict[str, Any], key: str, says: str, tmp_path: Path) -> None:
+    rollout = with_key(tmp_path, key)
+    with serving(type("Changed", (Sglang,), change)) as url:
+        assert says in str(refusal(tmp_path, {**rollout, "url": url}))
+
+
+def test_dialects_are_found_by_name() -> None:
+    assert [dialect_class(name).name for name in BACKENDS] == BACKENDS

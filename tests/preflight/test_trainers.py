@@ -1,0 +1,315 @@
+"""Trainers that have ranks: everything about them is looked at before anything starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorad.adapters.adapter import Adapter, AdapterConfig
+from lorad.adapters.peft import write_peft
+from lorad.adapters.validate import expected_shapes
+from lorad.backends import trainer_install as install_module
+from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
+from lorad.backends.trainer_setup import modules_of, needs_base, targets_of
+from lorad.errors import SpecError
+from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
+from lorad.preflight.__main__ import preflight
+from lorad.preflight.trainers import check_adapted, check_devices, check_sizes
+from lorad.protocol.preflight import SpecFacts
+from lorad.spec.model import convert
+from tests.kit.fakes.foreign_models import HIDDEN, make_gpt2, make_moe
+
+TINY = resolve("builtin:tiny")
+
+
+@pytest.fixture
+def install(tmp_path: Path, home: Path) -> Any:
+    """`install(backend, **versions)`: an interpreter, named in config.yaml, that finds metadata of what it needs."""
+
+    def install(backend: str, *, lacks: str = "", **versions: str) -> Path:
+        site, python = tmp_path / f"{backend}-site", tmp_path / f"{backend}-python"
+        for name in (*NEEDED[backend], *FOR_GPUS.get(backend, ())):
+            if name != lacks:
+                version = versions.get(name.replace("-", "_"), "99.0")
+                about = site / f"{name.replace('-', '_')}-{version}.dist-info"
+                about.mkdir(parents=True)
+                (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        started = f"import sys; sys.path[:] = [{str(site)!r}, *[p for p in sys.path if 'site-packages' not in p]]; "
+        code = f'exec {sys.executable} -I -S -c "{started}code = sys.argv[3]; sys.argv[1:4] = []; exec(code)" "$@"'
+        python.write_text(f"#!/bin/sh\n{code}\n")
+        python.chmod(0o755)
+        (home / "config.yaml").write_text(json.dumps({"backends": {backend: {"python": str(python)}}}))
+        return python
+
+    return install
+
+
+def check(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecFacts:
+    return preflight(convert(spec), cwd=cwd, **where)
+
+
+def refusal(cwd: Path, spec: dict[str, Any], **where: Any) -> SpecError:
+    with pytest.raises(SpecError) as refused:
+        check(cwd, spec, **where)
+    assert refused.value.hint
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"trainer": {"tp": 2}}, "trainer.tp: the builtin trainer is one process"),
+        ({"trainer": {"dp": 2}}, "trainer.dp: the builtin trainer is one process"),
+        ({"trainer": {"backend_args": {"a": 1}}}, "trainer.backend_args: the builtin trainer takes none, a would"),
+        ({"trainer": {"backend": "fsdp", "pp": 2}}, "trainer.pp: fsdp cuts the base over data-parallel ranks"),
+        ({"trainer": {"backend": "fsdp", "ep": 2}}, "trainer.ep: fsdp"),
+        ({"trainer": {"backend": "megatron", "tp": 3}}, "lora.rank: 16 cannot be cut over the 3 tensor-parallel"),
+        ({"trainer": {"backend": "megatron", "tp": 2, "ep": 4}}, "trainer.ep: 4 does not divide the 2 ranks"),
+        ({"trainer": {"backend": "fsdp"}, "pool": {"mode": "fused"}}, "pool.mode: fused is one process"),
+        (
+            {"trainer": {"backend": "fsdp"}, "pool": {"mode": "timesliced"}},
+            "pool.mode: timesliced is for an engine that",
+        ),
+        ({"trainer": {"backend": "megatron"}}, "trainer.backend: config.yaml names no python for megatron"),
+        ({"trainer": {"backend": "megatron", "cp": 2}}, "trainer.cp: 2 is not supported: sequences would have to be"),
+        ({"trainer": {"cp": 2}}, "trainer.cp: 2 is not supported: sequences would have to be"),
+        (
+            {"trainer": {"backend": "fsdp", "backend_args": {"color": 1}}},
+            "trainer.backend_args: fsdp has no color",
+        ),
+        (
+            {"trainer": {"backend": "fsdp", "backend_args": {"attn_implementation": 1}}},
+            "trainer.backend_args: attn_implementation is 1, no name",
+        ),
+        (
+            {"trainer": {"backend": "megatron", "backend_args": {"bf16": True}}},
+            "trainer.backend_args: bf16 is for lorad to set",
+        ),
+        ({"resources": {"devices": 2}}, "resources.devices: 2, but this machine has no GPU"),
+    ],
+)
+def test_what_the_trainer_does_not_have_is_refused(spec: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in str(refusal(tmp_path, spec))
+
+
+def test_a_rank_that_cannot_be_cut_comes_with_one_that_can(tmp_path: Path) -> None:
+    said = refusal(tmp_path, {"lora": {"rank": 10}, "trainer": {"backend": "megatron", "tp": 4}})
+    assert "8 or 12" in said.hint
+
+
+@pytest.mark.parametrize(
+    ("spec", "count", "says"),
+    [
+        ({"trainer": {"backend": "megatron", "tp": 2, "dp": 2}}, 4, None),
+        ({"trainer": {"backend": "megatron", "tp": 2, "dp": 2}}, 2, "the run needs 4 GPUs, this machine has 2"),
+        ({"trainer": {"backend": "fsdp", "dp": 4}, "resources": {"devices": 2}}, 8, "is 4 but resources.devices is 2"),
+        ({"rollout": {"backend": "vllm", "tp": 2, "servers": 2}}, 2, "the run needs 4 GPUs, this machine has 2"),
+        ({"rollout": {"backend": "vllm", "servers": 2}, "resources": {"devices": 1}}, 1, None),
+        ({"rollout": {"backend": "vllm", "tp": 2}, "resources": {"devices": 1}}, 2, "is 2 but resources.devices is 1"),
+    ],
+)
+def test_ranks_and_servers_need_gpus_where_there_are_any(spec: dict[str, Any], count: int, says: str | None) -> None:
+    if says is None:
+        check_devices(convert(spec), "cuda:0", count)
+        return
+    with pytest.raises(SpecError, match=says):
+        check_devices(convert(spec), "cuda:0", count)
+
+
+def test_on_the_cpu_ranks_are_processes(tmp_path: Path) -> None:
+    check(tmp_path, {"trainer": {"backend": "fsdp", "dp": 2}})
+
+
+def test_each_copy_of_the_base_needs_memory(install: Any, tmp_path: Path) -> None:
+    install("megatron")
+    alone, base = check(tmp_path, {}).memory_needed, read_facts(TINY).bytes("float32")
+    wanted = {"fsdp": {"dp": 4}, "megatron": {"tp": 2, "dp": 3}}
+    found = {
+        name: check(tmp_path, {"trainer": {"backend": name, **sizes}}).memory_needed for name, sizes in wanted.items()
+    }
+    assert found == {"fsdp": alone + base, "megatron": alone + 3 * base}
+
+
+@pytest.mark.parametrize("lacks", ["megatron-core", "msgspec"])
+def test_what_is_missing_is_told_with_the_commands_that_install_it(install: Any, lacks: str, tmp_path: Path) -> None:
+    install("megatron", lacks=lacks)
+    said = refusal(tmp_path, {"trainer": {"backend": "megatron"}})
+    assert f"megatron needs {lacks}" in str(said)
+    assert all(line in said.hint for line in install_lines("megatron"))
+
+
+def test_megatron_is_installed_otherwise_on_a_cpu() -> None:
+    on_gpus, on_a_cpu = (install_lines("megatron", gpu=gpu) for gpu in (True, False))
+    assert any("--no-deps 'megatron-core>=0.19.2'" in line for line in on_gpus)
+    assert "PYTHONPATH" in on_a_cpu[-1] and "backends:" in on_gpus and "backends:" in on_a_cpu
+
+
+def test_who_has_no_source_tree_is_told_of_fsdp_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    lines = " ".join(install_lines("megatron", gpu=False))
+    assert "trainer.backend: fsdp" in lines and not any(word in lines for word in (".ci/", "tests/", "$PWD"))
+
+
+def test_an_older_backend_is_warned_of(install: Any, tmp_path: Path) -> None:
+    install("megatron", megatron_bridge="0.3.1")
+    (warning,) = check(tmp_path, {"trainer": {"backend": "megatron"}}).warnings
+    assert warning.startswith("trainer.backend: megatron-bridge is 0.3.1; lorad was tried with 0.6.2")
+
+
+def test_fsdp_runs_in_lorads_own_environment_unless_config_names_another(tmp_path: Path) -> None:
+    assert older("fsdp", installed_versions("fsdp", Path(sys.executable))) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "needs"),
+    [("builtin", "builtin", True), ("fsdp", "builtin", True), ("builtin", "vllm", True), ("fsdp", "vllm", False)],
+)
+def test_the_pool_loads_a_base_where_something_in_it_needs_one(trainer: str, rollout: str, needs: bool) -> None:
+    assert needs_base(convert({"trainer": {"backend": trainer}, "rollout": {"backend": rollout}})) is needs
+
+
+def test_an_architecture_that_only_others_know_is_taken_by_them_alone(tmp_path: Path) -> None:
+    make_moe(tmp_path / "moe")
+    model = {"model": {"path": "moe"}}
+    fsdp = {"trainer": {"backend": "fsdp"}, "rollout": {"backend": "vllm", "url": "http://localhost:1"}}
+    assert "does not know the architecture MixMoeForCausalLM" in str(refusal(tmp_path, model))
+    assert "does not know the architecture" in str(refusal(tmp_path, {**model, "trainer": {"backend": "fsdp"}}))
+    assert "no vllm server answers" in str(refusal(tmp_path, {**model, **fsdp}))
+
+
+def test_experts_get_no_adapter_and_are_refused_by_name(tmp_path: Path) -> None:
+    make_moe(tmp_path)
+    facts = read_facts(tmp_path)
+    (warning,) = check_adapted(convert({}), facts, facts.linears)
+    assert "linears of the experts get no adapters" in warning
+    for named in ("*.experts.0.up_proj", "gate_up_proj"):
+        with pytest.raises(SpecError, match=r"experts get no adapters.*model\.layers\.\*\.mlp\.experts") as refused:
+            check_adapted(convert({"lora": {"target_modules": named}}), facts, facts.linears)
+        assert "q_proj" in refused.value.hint and "exclude_modules" not in refused.value.hint
+    tiny = read_facts(TINY)
+    assert check_adapted(convert({}), tiny, tiny.linears) == []
+
+
+def test_names_of_experts_and_of_linears_are_refused_until_the_experts_are_excluded(tmp_path: Path) -> None:
+    """`gate_proj,up_proj,down_proj` would adapt the shared experts alone."""
+    make_moe(tmp_path / "moe")
+    fsdp = {"backend": "fsdp"}, {"backend": "vllm", "url": "http://localhost:1"}
+    spec = {"model": {"path": "moe"}, "trainer": fsdp[0], "rollout": fsdp[1], "lora": {"target_modules": "up_proj"}}
+    refused = refusal(tmp_path, spec)
+    assert "cannot adapt: model.layers.*.mlp.experts.*.up_proj" in str(refused)
+    excluded = json.loads(refused.hint[refused.hint.index("[") : refused.hint.index("]") + 1])
+    assert excluded == ["lm_head", "model.layers.*.mlp.experts.*.up_proj"]
+    spec["lora"]["exclude_modules"] = excluded
+    assert "no vllm server answers" in str(refusal(tmp_path, spec))
+    facts = read_facts(tmp_path / "moe")
+    assert {name.rpartition(".mlp.")[2] for name in modules_of(convert(spec), facts)} == {"shared_expert.up_proj"}
+
+
+def test_megatron_refuses_to_leave_out_shared_experts_and_mla_without_a_word(install: Any, tmp_path: Path) -> None:
+    install("megatron")
+    more = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (4, HIDDEN)}
+    make_moe(tmp_path / "moe", more=more)
+    spec = {"model": {"path": "moe"}, "trainer": {"backend": "megatron"}}
+    spec["rollout"] = {"backend": "vllm", "url": "http://localhost:1"}
+    refused = refusal(tmp_path, spec)
+    assert "'all-linear' names 3 linears that the megatron trainer cannot adapt: " in str(refused)
+    assert "model.layers.*.mlp.shared_expert.up_proj, model.layers.*.self_attn.kv_a_proj_with_mqa" in str(refused)
+    assert "fsdp" in refused.hint
+    assert "no vllm server answers" in str(refusal(tmp_path, {**spec, "lora": {"target_modules": "linear_qkv"}}))
+
+
+def test_megatron_adapts_what_it_has_a_name_for(tmp_path: Path) -> None:
+    make_moe(tmp_path)
+    linears = read_facts(tmp_path).linears
+    assert "model.layers.0.mlp.shared_expert.up_proj" in targets_of("fsdp", linears)
+    assert {name.rpartition(".")[2] for name in targets_of("megatron", linears)} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "lm_head",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("trainer", "says"),
+    [
+        ({"tp": 4}, "trainer.tp: 4 ranks cannot share HEADS key-value heads"),
+        ({"pp": 2}, "trainer.pp: 2 stages cannot share LAYERS layers evenly"),
+        ({"ep": 2, "dp": 2}, "trainer.ep: 2 ranks for experts, but the model has none"),
+        ({"pp": 2, "backend_args": {"num_layers_in_first_pipeline_stage": 1}}, None),
+        ({"tp": 2, "pp": 3}, None),
+    ],
+)
+def test_sizes_that_megatron_cannot_cut_are_refused(
+    trainer: dict[str, Any], says: str | None, install: Any, tmp_path: Path
+) -> None:
+    install("megatron")
+    facts, spec = read_facts(TINY), {"trainer": {"backend": "megatron", **trainer}}
+    if says is None:
+        check(tmp_path, spec)
+        return
+    assert says.replace("HEADS", str(facts.kv_heads)).replace("LAYERS", str(facts.layers)) in str(
+        refusal(tmp_path, spec)
+    )
+
+
+def test_experts_are_shared_evenly(tmp_path: Path) -> None:
+    make_moe(tmp_path)
+    facts = read_facts(tmp_path)
+    check_sizes(convert({"trainer": {"backend": "megatron", "dp": 2, "ep": 2}}), facts)
+    with pytest.raises(SpecError, match=r"trainer\.ep: 3 ranks cannot share 4 experts"):
+        check_sizes(convert({"trainer": {"backend": "megatron", "dp": 3, "ep": 3}}), facts)
+
+
+@pytest.mark.parametrize("targets", ["q_proj", "linear_qkv, gate_proj", "*.layers.0.*.q_proj"])
+def test_half_of_what_megatron_fuses_shares_no_a(targets: str, install: Any, tmp_path: Path) -> None:
+    install("megatron")
+    spec = {"lora": {"target_modules": targets, "type": "lora"}, "trainer": {"backend": "megatron"}}
+    said = refusal(tmp_path, spec)
+    assert "with lora.type: lora" in str(said) and "canonical_lora" in said.hint
+    check(tmp_path, spec | {"lora": {"target_modules": targets}})
+    check(tmp_path, spec | {"lora": {"target_modules": "linear_qkv, linear_fc1", "type": "lora"}})
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_adapter_whose_a_differ_is_no_fused_one(shared: bool, install: Any, tmp_path: Path) -> None:
+    install("megatron")
+    shapes = {
+        name: shape for name, shape in read_facts(TINY).linears.items() if name.endswith(("gate_proj", "up_proj"))
+    }
+    config = AdapterConfig(2, 4.0, tuple(sorted(shapes)))
+    tensors = {name: np.ones(shape, np.float32) for name, shape in expected_shapes(config, shapes).items()}
+    if not shared:
+        tensors["model.layers.0.mlp.up_proj.lora_A.weight"][0, 0] = 2
+    (tmp_path / "start").mkdir()
+    write_peft(Adapter(config, tensors), tmp_path / "start", "tiny")
+    lora = {"rank": 2, "alpha": 4, "target_modules": "linear_fc1", "adapter_path": "start"}
+    spec = {"lora": lora | {"type": "lora"}, "trainer": {"backend": "megatron"}}
+    check(tmp_path, spec | {"lora": lora})
+    if shared:
+        check(tmp_path, spec)
+        return
+    assert "lora.adapter_path: lora.type: lora shares A over" in str(refusal(tmp_path, spec))
+
+
+def test_on_gpus_megatron_needs_transformer_engine_too(install: Any) -> None:
+    python = install("megatron", lacks="transformer-engine")
+    assert "transformer-engine" not in installed_versions("megatron", python)
+    with pytest.raises(SpecError, match="megatron needs transformer-engine"):
+        installed_versions("megatron", python, gpu=True)
+
+
+def test_megatron_says_that_it_has_no_name_for_a_model() -> None:
+    with pytest.raises(SpecError, match=r"megatron can adapt no linear of the model \(it has bert\.query\)") as refused:
+        targets_of("megatron", {"bert.query": (4, 4)})
+    assert "fsdp" in refused.value.hint
+
+
+def test_transposed_weights_are_no_linears(tmp_path: Path) -> None:
+    make_gpt2(tmp_path)
+    spec = {"model": {"path": str(tmp_path)}, "trainer": {"backend": "fsdp"}, "rollout": {"backend": "vllm"}}
+    said = refusal(tmp_path, spec)
+    assert "GPT2LMHeadModel has no linear that an adapter could be put on" in str(said) and "Conv1D" in said.hint

@@ -1,0 +1,226 @@
+"""Processes say that they live and get on: what a heartbeat tells, and what the driver and the pool tell by theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lorad.errors import PoolLost
+from lorad.models.compute import Compute
+from lorad.pool import config as configuration
+from lorad.pool import host
+from lorad.protocol import heartbeat
+from lorad.protocol.calls import Nothing
+from lorad.protocol.connection import Connection
+from lorad.protocol.driver_params import DriverParams, write_params
+from lorad.protocol.heartbeat import BYTES, Heart, read_beat
+from lorad.spec.model import Spec
+from tests.kit.pool_kit import DEADLINE, config_of, until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that end with the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], Any]) -> Iterator[None]:
+    """A thread that did `work` and stays there meanwhile."""
+    done, ending = threading.Event(), threading.Event()
+
+    def live() -> None:
+        work()
+        done.set()
+        ending.wait()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    done.wait()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+def test_progress_grows_while_what_is_done_gets_on() -> None:
+    heart = Heart()
+    heart.work("sample")
+    first, second = heart.beat(), heart.beat()
+    assert (first.doing, second.progress) == ("sample", first.progress)
+    heart.progress()
+    assert heart.beat().progress > second.progress
+    heart.work("")
+    assert heart.beat().doing == ""
+
+
+def test_a_thread_that_hangs_is_not_hidden_by_one_that_gets_on() -> None:
+    heart = Heart()
+    with in_thread(lambda: heart.work("computing")):
+        before = heart.beat()
+        for _ in range(3):
+            heart.work("serving")
+            now = heart.beat()
+            assert (now.progress, now.doing) == (before.progress, "computing")
+    assert heart.beat().doing == "serving"  # who ended does nothing
+
+
+def test_who_waits_for_another_has_nothing_to_do() -> None:
+    heart = Heart()
+    heart.work("train")
+    with heart.waits():
+        assert heart.beat().doing == ""
+        with heart.waits():
+            pass
+        assert heart.beat().doing == ""
+    assert heart.beat().doing == "train"
+
+
+async def test_what_blocks_the_event_loop_of_a_pool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "LOOP_SECONDS", 0.1)
+    monkeypatch.setattr(host, "LOOP_SECONDS", 0.01)
+    monkeypatch.setattr(host, "HEART", heart := Heart())
+    pulse = asyncio.create_task(host.follow_loop())
+    await asyncio.sleep(0.05)
+    assert (before := heart.beat()).doing == ""
+    time.sleep(0.2)  # noqa: ASYNC251 (that is the point)
+    assert (heart.beat().doing, heart.beat().progress) == ("one turn of its event loop", before.progress)
+    await asyncio.sleep(0.05)
+    assert heart.beat().doing == ""
+    pulse.cancel()
+
+
+async def test_one_quantum_of_the_compute_thread_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.models.compute.HEART", heart := Heart())
+    compute, gate = Compute(), threading.Event()
+    assert await compute.run(lambda: heart.beat().doing) == "computing"
+    assert heart.beat().doing == ""
+    asked = asyncio.create_task(compute.run(gate.wait))
+    while heart.beat().doing != "computing":  # noqa: ASYNC110 (of a thread)
+        await asyncio.sleep(0.01)
+    assert heart.beat().progress == heart.beat().progress
+    gate.set()
+    assert await asked
+    compute.close()
+
+
+def test_a_heart_overwrites_its_file_in_place_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    heart = Heart(tmp_path / "heartbeat")
+    heart.start()
+    heart.work("train " + 50 * "long")
+    until(lambda: (beat := read_beat(tmp_path / "heartbeat")) is not None and beat.doing.startswith("train"))
+    first, stat = read_beat(tmp_path / "heartbeat"), (tmp_path / "heartbeat").stat()
+    assert (stat.st_size, stat.st_mode & 0o777) == (BYTES, 0o600)
+    until(lambda: read_beat(tmp_path / "heartbeat") not in (first, None))
+    heart.stop()
+    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_a_heartbeat_that_cannot_be_written_or_read_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path / "absent" / "heartbeat", tmp_path / "link"):
+        Heart(path).start()
+    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
+    assert not (tmp_path / "elsewhere").exists() and read_beat(tmp_path / "absent") is None
+    (tmp_path / "torn").write_text('{"at": 1')
+    assert read_beat(tmp_path / "torn") is None
+
+
+def test_waiting_for_an_answer_of_the_pool_is_nothing_that_the_driver_does(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorad.protocol.connection.HEART", heart := Heart())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home / "pool.sock"))
+        listener.listen()
+        heart.work("train")
+        connection = Connection(home / "pool.sock", timeout=DEADLINE)
+        peer, _ = listener.accept()
+        told: list[str] = []
+
+        def hang_up() -> None:
+            peer.recv(1)
+            with contextlib.suppress(AssertionError):
+                until(lambda: heart.beat().doing == "")
+            told.append(heart.beat().doing)
+            peer.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(PoolLost):
+            connection.call("hello", Nothing())
+        thread.join()
+        connection.close()
+    assert told == [""] and heart.beat().doing == "train"
+
+
+def test_the_wait_of_a_driver_for_its_pool_is_no_stall(home: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    run = home / "run"
+    run.mkdir()
+    (run / "spec.json").write_bytes(msgspec.json.encode(Spec(), enc_hook=str))
+    socket_path = str(home / "pool.sock")
+    params = DriverParams(
+        run="r", run_dir=str(run), attempt=1, steps=1, pool="p", pool_socket=socket_path, cwd=str(home)
+    )
+    write_params(home, params)
+    started.append(subprocess.Popen([sys.executable, "-m", "lorad.driver", str(home)], cwd=ROOT))
+    until((home / "heartbeat").exists)
+    first = read_beat(home / "heartbeat")
+    until(lambda: (beat := read_beat(home / "heartbeat")) is not None and beat != first)
+    assert (beat := read_beat(home / "heartbeat")) is not None and beat.doing == ""
+    os.kill(started[0].pid, signal.SIGTERM)
+    assert started[0].wait(DEADLINE) == 0
+
+
+ORDER = """
+import os, runpy, sys
+from lorad.protocol.heartbeat import HEART
+
+def start(path):
+    os.write(told, b"beats ")
+    begin(path)
+
+def note(event, args):
+    if event == "import" and args[0] == "torch":
+        os.write(told, b"torch ")
+
+told = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT)
+begin, HEART.start = HEART.start, start
+sys.addaudithook(note)
+runpy.run_module("lorad.pool", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_pool_beats_before_it_imports_torch_and_rests_when_nobody_asks(
+    home: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    attempt = home / "attempts" / "0001"
+    attempt.mkdir(parents=True)
+    configuration.write(config_of(home), home)
+    started.append(subprocess.Popen([sys.executable, "-c", ORDER, str(home / "order"), str(home)], cwd=ROOT))
+    until((home / "pool.sock").exists)
+    assert (home / "order").read_text().split()[:2] == ["beats", "torch"]
+    ready = time.time()
+    until(lambda: (beat := read_beat(attempt / "heartbeat")) is not None and beat.at > ready)
+    assert (beat := read_beat(attempt / "heartbeat")) is not None and beat.doing == ""

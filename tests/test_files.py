@@ -1,0 +1,40 @@
+"""A file that is written whole: others find all of it, or what was there before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lorad.files import write_whole
+
+
+def test_a_file_is_replaced_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("before")
+    write_whole(path, b"after", mode=0o644)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("after", 0o644)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    write_whole(path, b"before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"after")
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["a"]
+    write_whole(path, b"after", durable=False)
+    assert path.read_text() == "after"
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / ".a.tmp").symlink_to(elsewhere)
+    write_whole(tmp_path / "a", b"data")
+    assert not elsewhere.exists() and not (tmp_path / "a").is_symlink()

@@ -1,0 +1,153 @@
+"""Megatron and FSDP over one and two ranks keep the rules of every trainer."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from lorad.errors import AdapterRefused
+from lorad.trainers.base import Trainer
+from tests.conformance.reference import VOCAB
+from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
+from tests.conformance.trainer_numbers import Numbers
+from tests.conformance.trainer_suite import TrainerSuite
+from tests.models.test_families import make_model
+from tests.trainers.real.lent import Lender
+from tests.trainers.real.start import VARIABLE, python_of, started
+
+
+class Ranks(TrainerCase):
+    """backend, sizes: what is started; model: of `FAMILIES`, another than the suite's own when it is given."""
+
+    backend: ClassVar[str]
+    sizes: ClassVar[dict[str, Any]]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def lender(cls, base: Path) -> Iterator[Lender]:
+        if python_of(cls.backend) is None:
+            pytest.skip(f"{VARIABLE} names no interpreter: `make test-backends` installs Megatron")
+        works: list[Path] = []
+
+        def start() -> Coroutine[Any, Any, Trainer]:
+            works.append(Path(tempfile.mkdtemp(prefix=f"lr-{cls.backend}-")))
+            return started(cls.backend, base, works[-1], **cls.sizes)
+
+        lender = Lender(start)
+        try:
+            yield lender
+        finally:
+            lender.close()
+            for work in works:
+                shutil.rmtree(work, ignore_errors=True)
+
+    @pytest.fixture
+    def make_trainer(self, lender: Lender) -> Iterator[MakeTrainer]:
+        async def make() -> Trainer:
+            return lender.lend()
+
+        yield make
+        lender.take_back()
+
+
+@pytest.mark.long
+class TestFsdpOneRank(Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {}
+
+
+class TestFsdpTwoRanks(Ranks, TrainerSuite):
+    backend, sizes = "fsdp", {"dp": 2}
+
+
+@pytest.mark.long
+class TestMegatronOneRank(Ranks, TrainerSuite):
+    backend, sizes = "megatron", {}
+
+
+class TestMegatronTensorParallel(Ranks, TrainerSuite):
+    backend, sizes = "megatron", {"tp": 2}
+
+
+@pytest.mark.long
+class TestMegatronDataParallel(Ranks, TrainerSuite):
+    backend, sizes = "megatron", {"dp": 2}
+
+
+@pytest.mark.long
+@pytest.mark.long
+class TestMegatronPipeline(Ranks, TrainerSuite):
+    backend, sizes = "megatron", {"pp": 2}
+
+
+class OtherFamily(Ranks, Numbers):
+    family: ClassVar[str]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp(cls.family)
+        sizes: dict[str, Any] = {
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "max_position_embeddings": 256,
+        }
+        make_model(directory, cls.family, tie_word_embeddings=cls.family == "qwen2", **sizes)
+        return directory
+
+
+class TestQwen2OnMegatron(OtherFamily):
+    backend, sizes, family = "megatron", {"tp": 2}, "qwen2"
+
+
+class TestLlamaOnMegatron(OtherFamily):
+    backend, sizes, family = "megatron", {"tp": 2}, "llama"
+
+
+class TestQwen2OnFsdp(OtherFamily):
+    backend, sizes, family = "fsdp", {"dp": 2}, "qwen2"
+
+
+class TestLlamaOnFsdp(OtherFamily):
+    backend, sizes, family = "fsdp", {"dp": 2}, "llama"
+
+
+class MixtureOfExperts(Ranks):
+    """Adapters on its attention."""
+
+    test_base = Numbers.test_base_logprobs_are_those_of_transformers
+    test_export = Numbers.test_peft_computes_the_same_with_the_export
+    test_gradient = Numbers.test_the_gradient_is_that_of_autograd_through_peft
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("moe")
+        sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+        experts: dict[str, Any] = {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        }
+        make_model(directory, "qwen3_moe", vocab_size=VOCAB, tie_word_embeddings=True, **sizes, **experts)
+        return directory
+
+    async def test_experts_are_refused_by_name(self, trainer: Trainer) -> None:
+        expert = "model.layers.0.mlp.experts.0.up_proj"
+        assert {name.rpartition(".")[2] for name in trainer.modules()} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        with pytest.raises(AdapterRefused, match=expert):
+            await trainer.open("a", spec_for(trainer, modules=(expert,)))
+
+
+class TestMixtureOnMegatron(MixtureOfExperts):
+    backend, sizes = "megatron", {}
+
+
+class TestMixtureOnFsdp(MixtureOfExperts):
+    backend, sizes = "fsdp", {"dp": 2}

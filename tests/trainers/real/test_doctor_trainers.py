@@ -1,0 +1,74 @@
+"""`lorad doctor --trainer`: what is there, and what is not with what to do about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, mending_hint
+from lorad.backends.trainer_probe import WANTED
+from lorad.children.findings import look
+from lorad.children.interpreter import NoInterpreter, installed
+from tests.kit.world import World, world
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as it:
+        it.home.root.mkdir(parents=True, exist_ok=True)
+        yield it
+
+
+def test_fsdp_needs_nothing_but_lorads_own_environment(made: World) -> None:
+    made.home.config.write_text("{}")
+    first, *others = made.json("doctor", "--trainer", "fsdp")
+    assert first["facts"]["python"] == sys.executable and "torch" in first["facts"]["versions"]
+    assert {check["name"] for check in others} >= {"torch", "torch.distributed.fsdp", "transformers", "peft"}
+
+
+def test_a_trainer_that_config_does_not_name_is_told_with_the_commands_that_install_it(made: World) -> None:
+    made.home.config.write_text("{}")
+    told = made.lorad("doctor", "--trainer", "megatron", expect=1).stdout
+    assert [line for line in install_lines("megatron") if line not in told] == []
+
+
+def test_a_python_without_the_trainer_is_told(made: World) -> None:
+    made.home.config.write_text(json.dumps({"backends": {"megatron": {"python": sys.executable}}}))
+    (check,) = made.json("doctor", "--trainer", "megatron", expect=1)
+    assert check["name"] == "interpreter" and "megatron needs megatron-bridge" in check["detail"]
+
+
+def test_an_interpreter_that_is_not_there_is_named(made: World) -> None:
+    made.home.config.write_text("backends: {fsdp: {python: /nowhere/bin/python}}")
+    assert "/nowhere/bin/python" in made.lorad("doctor", "--trainer", "fsdp", expect=1).stdout
+
+
+@pytest.mark.parametrize(("program", "said"), [("/bin/true", "it printed nothing"), ("/bin/echo", "it printed '-I -c")])
+def test_a_program_that_is_no_python_is_told_as_such(program: str, said: str) -> None:
+    with pytest.raises(NoInterpreter, match="it is no Python: asked what is installed") as refused:
+        installed(Path(program), ["torch"])
+    assert said in str(refused.value)
+    assert look(Path(program), {}, WANTED["fsdp"]) == "it gave no answer"
+
+
+def test_an_installation_that_does_not_import_is_not_told_to_be_missing(made: World, tmp_path: Path) -> None:
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft/__init__.py").write_text("raise ImportError('cut in half')")
+    made.home.config.write_text(
+        json.dumps({"backends": {"fsdp": {"python": sys.executable, "env": {"PYTHONPATH": str(tmp_path)}}}})
+    )
+    checks = {check["name"]: check for check in made.json("doctor", "--trainer", "fsdp", expect=1)}
+    assert checks["peft"]["detail"] == "ImportError: cut in half"
+    assert checks["peft"]["hint"] == mending_hint("fsdp") and "not installed yet" not in mending_hint("fsdp")
+
+
+def test_what_a_trainer_needs_is_looked_for_and_installed() -> None:
+    assert "peft" in NEEDED["fsdp"] and "peft" in WANTED["fsdp"].modules
+    assert WANTED["megatron"].for_gpus == ("transformer_engine.pytorch",)
+    for backend in NEEDED:
+        lines = " ".join(install_lines(backend, gpu=True))
+        assert [name for name in (*NEEDED[backend], *FOR_GPUS.get(backend, ())) if name not in lines] == []

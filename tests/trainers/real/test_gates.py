@@ -1,0 +1,155 @@
+"""What must hold between trainers and topologies: the same numbers, and checkpoints that move."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from lorad.models.compute import Compute
+from lorad.models.loading import load_base
+from lorad.protocol.batch import LossStats
+from lorad.trainers.base import StepResult, Trainer
+from lorad.trainers.builtin.trainer import BuiltinTrainer
+from tests.conformance.reference import random_batch, write_random_model
+from tests.conformance.trainer_kit import PLAIN, accumulate, flat, open_trained, saved, spec_for, train
+from tests.trainers.real.lent import Lender
+from tests.trainers.real.start import VARIABLE, python_of, started
+
+LONG = pytest.mark.long
+Lend = Callable[..., Trainer]
+TOPOLOGIES: dict[str, dict[str, Any]] = {
+    "fsdp": {"backend": "fsdp"},
+    "fsdp-dp2": {"backend": "fsdp", "dp": 2},
+    "megatron": {"backend": "megatron"},
+    "megatron-tp2": {"backend": "megatron", "tp": 2},
+    "megatron-dp2": {"backend": "megatron", "dp": 2},
+    "megatron-pp2": {"backend": "megatron", "pp": 2},
+}
+NOT_IN_CI = {"fsdp", "megatron", "megatron-pp2"}
+EACH = [pytest.param(name, marks=[LONG] if name in NOT_IN_CI else []) for name in TOPOLOGIES]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def lenders(base: Path) -> Iterator[dict[str, Lender]]:
+    """A lender for each topology that was asked for."""
+    found: dict[str, Lender] = {}
+    yield found
+    for lender in found.values():
+        lender.close()
+
+
+@pytest.fixture
+def lend(lenders: dict[str, Lender], base: Path) -> Iterator[Lend]:
+    """A trainer of a topology, or the builtin one; slots are closed at the end."""
+    computes: list[Compute] = []
+    works: list[Path] = []
+
+    def start(topology: str, **more: Any) -> Any:
+        works.append(Path(tempfile.mkdtemp(prefix=f"lr-{topology}-")))
+        settings = {**TOPOLOGIES[topology], **more}
+        return started(settings.pop("backend"), base, works[-1], **settings)
+
+    def lend(topology: str, **more: Any) -> Trainer:
+        if topology == "builtin":
+            computes.append(Compute())
+            return BuiltinTrainer(load_base(base, torch.float32, torch.device("cpu")), computes[-1], str(base))
+        if python_of(TOPOLOGIES[topology]["backend"]) is None:
+            pytest.skip(f"{VARIABLE} names no interpreter: `make test-backends` installs Megatron")
+        key = f"{topology} {more}"
+        if key not in lenders:
+            lenders[key] = Lender(partial(start, topology, **more))
+        return lenders[key].lend()
+
+    yield lend
+    for lender in lenders.values():
+        lender.take_back()
+    for compute in computes:
+        compute.close()
+
+
+def numbers_of(steps: list[tuple[LossStats, StepResult]]) -> list[tuple[float, float]]:
+    """Of each step, what depends on the policy: on fresh samples the loss does not."""
+    return [(stats.entropy / stats.tokens, stats.sampler_difference / stats.tokens) for stats, _ in steps]
+
+
+@pytest.mark.parametrize("topology", EACH)
+async def test_entropies_differences_and_norms_are_those_of_the_builtin_trainer(lend: Lend, topology: str) -> None:
+    steps = []
+    for name in ("builtin", topology):
+        trainer = lend(name)
+        await trainer.open("a", spec_for(trainer, seed=3))
+        steps.append(await train(trainer, "a", range(6)))
+    np.testing.assert_allclose(numbers_of(steps[0]), numbers_of(steps[1]), atol=1e-4)
+    np.testing.assert_allclose([r.grad_norm for _, r in steps[0]], [r.grad_norm for _, r in steps[1]], rtol=1e-3)
+
+
+@pytest.mark.parametrize("topology", EACH)
+async def test_gradients_are_those_of_the_builtin_trainer(lend: Lend, topology: str, tmp_path: Path) -> None:
+    builtin = lend("builtin")
+    await open_trained(builtin, "start")
+    start, gradients = await saved(builtin, "start", tmp_path / "start"), []
+    for trainer in (builtin, lend(topology)):
+        await trainer.open("plain", spec_for(trainer, source=start, optimizer=PLAIN))
+        before = flat(await trainer.export("plain"))
+        await accumulate(trainer, "plain", random_batch(5))
+        await trainer.optim_step("plain", PLAIN.eps, 0.0)
+        gradients.append(before - flat(await trainer.export("plain")))
+    assert np.abs(gradients[0]).max() > 1e-3
+    np.testing.assert_allclose(gradients[1], gradients[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("topology", ["fsdp-dp2", "megatron-tp2"])
+async def test_in_bfloat16_a_loaded_adapter_survives_a_step_at_rate_zero(
+    lend: Lend, topology: str, tmp_path: Path
+) -> None:
+    trainer = lend(topology, dtype="bfloat16")
+    await open_trained(trainer, "a")
+    digest, directory = (await trainer.export("a")).digest(), await saved(trainer, "a", tmp_path / "a")
+    await trainer.open("b", spec_for(trainer, seed=9))
+    await trainer.load("b", directory)
+    await train(trainer, "b", range(1), lr=0.0)
+    assert (await trainer.export("b")).digest() == digest
+
+
+JOURNEYS = [
+    pytest.param(("builtin", "megatron-tp2", "fsdp-dp2", "builtin"), id="one trainer after another"),
+    pytest.param(("megatron-tp2", "megatron-pp2", "megatron-dp2", "megatron-tp2"), id="megatron", marks=LONG),
+    pytest.param(("fsdp-dp2", "fsdp", "builtin", "fsdp-dp2"), id="fsdp", marks=LONG),
+]
+
+
+@pytest.mark.parametrize("journey", JOURNEYS)
+async def test_a_checkpoint_moves_between_trainers(lend: Lend, journey: tuple[str, ...], tmp_path: Path) -> None:
+    """At each hop the state is the same bit for bit, and the next losses are those of whoever stays behind."""
+    here, name = lend(journey[0]), "run"
+    await here.open(name, spec_for(here, seed=3))
+    await train(here, name, range(3))
+    for hop, place in enumerate(journey[1:]):
+        left = await saved(here, name, tmp_path / f"{hop} left")
+        there, batches = lend(place), range(3 + 3 * hop, 6 + 3 * hop)
+        await there.open(f"hop {hop}", spec_for(there, seed=3))
+        await there.load(f"hop {hop}", left)
+        assert_same_state(left, await saved(there, f"hop {hop}", tmp_path / f"{hop} arrived"))
+        stayed, went = await train(here, name, batches), await train(there, f"hop {hop}", batches)
+        np.testing.assert_allclose(numbers_of(stayed), numbers_of(went), atol=1e-4)
+        here, name = there, f"hop {hop}"
+
+
+def assert_same_state(left: Path, right: Path) -> None:
+    for file in ("adapter_model.safetensors", "optimizer.safetensors"):
+        ours, theirs = load_file(left / file), load_file(right / file)
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []

@@ -1,0 +1,146 @@
+"""Every trainer with every engine: a run learns, each version is attested, the base stays as it was, `kill -9` of the
+trainer costs time only, and what is left is a checkpoint that PEFT and any other trainer go on from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lorad.models.directory import resolve
+from lorad.protocol.journal import read
+from lorad.rl.tasks import problem
+from tests.kit.world import World
+from tests.trainers.real.pairs import ENGINES, TRAINERS, configured, missing
+
+IN_CI = {("megatron", "sglang")}  # runs with FSDP and vLLM: test_moves, tests/engines/real/test_whole_run
+CELLS = [
+    pytest.param(
+        trainer, engine, id=f"{trainer}-{engine}", marks=[] if (trainer, engine) in IN_CI else pytest.mark.long
+    )
+    for trainer in TRAINERS
+    for engine in ENGINES
+]
+RANKS = {"builtin": 0, "fsdp": 2, "megatron": 2}  # processes of its own
+SIZES = {"builtin": (), "fsdp": ("trainer.dp=2",), "megatron": ("trainer.tp=2",)}
+STEPS, KILLED_AT = 16, 6
+LORA = ("--lora-rank", 8, "--target-modules", "all-linear")
+SPEC = f"""
+data: {{train: sort, eval: sort}}
+trainer: {{lr: 1.5e-3, steps: {STEPS}}}
+eval: {{every: 0}}
+checkpoint: {{every: 4}}
+"""
+
+
+@pytest.mark.parametrize(("trainer", "engine"), CELLS)
+def test_a_run_learns_resumes_and_leaves_an_adapter_for_everybody(
+    made: World, trainer: str, engine: str, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("pair", f"{trainer}-{engine}")
+    if absent := missing(trainer, engine):
+        pytest.skip(f"{' and '.join(absent)}: no interpreter is named, `make test-backends` installs them")
+    configure(made, trainer, engine)
+    started = time.monotonic()
+    flags = (*LORA, "--trainer", trainer, "--rollout", engine)
+    made.lorad("run", made.spec(SPEC), *SIZES[trainer], *flags, "--name", "cell", "--detach")
+    reached(made, KILLED_AT)
+    kill_trainer(made)
+    assert made.over("cell").reason == "lost"
+    made.lorad("resume", "cell", "--detach")
+    reached(made, STEPS)
+    assert made.over("cell").reason == "completed"
+    first, last = learned(made)
+    record_property("cell", f"{first:.2f} -> {last:.2f} in {time.monotonic() - started:.0f} s")
+    attested_and_base_untouched(made)
+    checkpoint = Path(made.client.checkpoints("cell")[-1].path)
+    peft_sorts(checkpoint)
+    a_fork_stays_with_its_start(made)
+    another_trainer_goes_on(made, checkpoint, last)
+
+
+def configure(made: World, *backends: str) -> None:
+    made.home.root.mkdir(parents=True, exist_ok=True)
+    made.home.config.write_text(json.dumps({"backends": configured(*backends)}))  # YAML has JSON in it
+
+
+def reached(made: World, step: int) -> None:
+    """Also ends when the run does, so that a run that failed is not waited for."""
+
+    def look() -> bool:
+        shown = made.client.show("cell")
+        return bool(shown.step >= step or shown.state == "ended")
+
+    made.until(look, f"step {step}", seconds=420)
+    shown = made.client.show("cell")
+    assert shown.step >= step, shown.detail
+
+
+def kill_trainer(made: World) -> None:
+    """The last rank where the trainer has processes of its own, else the pool that it is a part of."""
+    pool = psutil.Process(made.pid("cell", "pool"))
+    ranks = [p for p in pool.children(recursive=True) if "lorad.trainers.ranks.worker" in p.cmdline()]
+    assert len(ranks) == RANKS[made.client.show("cell").spec["trainer"]["backend"]]
+    os.kill(ranks[-1].pid if ranks else pool.pid, signal.SIGKILL)
+
+
+def learned(made: World) -> tuple[float, float]:
+    """Mean reward of the first step and of the last three."""
+    rewards = [step.metrics["reward"] or 0.0 for step in made.client.steps("cell")]
+    assert len(rewards) == STEPS
+    first, last = rewards[0], fmean(rewards[-3:])
+    assert last > first + 0.3, rewards
+    return first, last
+
+
+def attested_and_base_untouched(made: World) -> None:
+    """Two attempts saw the same base; a driver whose base has changed when it closes its slot does not complete."""
+    versions = made.client.adapters("cell")
+    assert {version.attested for version in versions} == {"passed"}
+    assert {version.rank for version in versions} == {8}
+    attempts = [record.data for record, _ in read(made.home.run("cell").journal) if record.kind == "attempt"]
+    assert len(attempts) == 2 and attempts[1]["resumed_from"] is not None
+    assert len({attempt["base_checksum"] for attempt in attempts}) == 1
+
+
+def a_fork_stays_with_its_start(made: World) -> None:
+    """It begins where its KL reference is, which the same trainer holds and the same engine attests."""
+    made.lorad("fork", "cell", "algorithm.kl.coef=0.1", "--fresh", "--steps", 2, "--name", "fork", "--wait")
+    first, second = (step.metrics["kl"] or 0.0 for step in made.client.steps("fork"))
+    assert abs(first) < 1e-6 < second
+    assert made.client.show("fork").warnings == []
+
+
+def peft_sorts(checkpoint: Path) -> None:
+    """PEFT alone, with transformers' forward pass, solves held-out problems with it."""
+    directory = resolve("builtin:tiny")
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), checkpoint)
+    problems = [problem("sort", "test", 0, position) for position in range(32)]
+    assert fmean(completion(model, tokenizer, p.prompt) == p.answer for p in problems) >= 0.6
+
+
+def completion(model: PeftModel, tokenizer: Any, prompt: str) -> str:
+    ids = tokenizer(prompt, return_tensors="pt")
+    with torch.no_grad():
+        out = model.generate(**ids, max_new_tokens=16, do_sample=False)
+    return str(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def another_trainer_goes_on(made: World, checkpoint: Path, reward: float) -> None:
+    """The builtin pool takes it as `lora.adapter_path`, and begins where the cell ended."""
+    begin = ("--lora-adapter-path", checkpoint, "trainer.steps=1", "--name", "heir", "--wait")
+    made.lorad("run", made.spec(SPEC), *LORA, *begin)
+    assert (made.client.steps("heir")[0].metrics["reward"] or 0.0) > reward - 0.2

@@ -1,0 +1,133 @@
+"""What trainers of several ranks share: how a batch is cut over ranks and rows, and the optimizer over flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from lorad.adapters.adapter import AdapterConfig
+from lorad.protocol.batch import Batch
+from lorad.trainers.base import Optimizer, SlotSpec
+from lorad.trainers.sharded.body import BodySettings
+from lorad.trainers.sharded.rows import LOGITS, pack, plan, sequences, share
+from lorad.trainers.sharded.slot import Slot
+from lorad.trainers.sharded.trainer import RankTrainer
+from lorad.trainers.sharded.workers import Calls, DataParallel
+from tests.conformance.reference import random_batch
+from tests.kit.fakes import rank_kit
+
+CPU = torch.device("cpu")
+SPEC = SlotSpec(AdapterConfig(2, 4, ("model.layers.0.self_attn.q_proj",)), optimizer=Optimizer(weight_decay=0.1))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_share_a_batch_without_overlap(size: int) -> None:
+    everything = sequences(random_batch(1, groups=5))
+    parts = [share(everything, rank, size) for rank in range(size)]
+    assert sorted(s.sample for part in parts for s in part) == list(range(20))
+    loads = [sum(s.inputs for s in part) for part in parts]
+    assert max(loads) - min(loads) <= max(s.inputs for s in everything)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 16384])
+def test_micro_batches_keep_the_budget_and_the_order(budget: int) -> None:
+    everything = sequences(random_batch(1, groups=5))
+    rows = list(plan(everything, budget, 128, "cpu", packs=True))
+    assert [s.sample for row in rows for s in row] == list(range(20))
+    assert all(len(row) == 1 or sum(s.inputs for s in row) <= budget for row in rows)
+
+
+def test_a_large_vocabulary_makes_micro_batches_smaller() -> None:
+    everything = sequences(random_batch(1, groups=5))
+    rows = list(plan(everything, 16384, LOGITS["cpu"] // 10, "cpu", packs=True))
+    assert all(len(row) == 1 or sum(s.completion for s in row) <= 10 for row in rows)
+
+
+def test_without_packing_each_sequence_has_a_row() -> None:
+    assert {len(row) for row in plan(sequences(random_batch(1)), 16384, 128, "cpu", packs=False)} == {1}
+
+
+def test_a_row_says_where_each_completion_token_is_predicted() -> None:
+    batch = Batch.of([(np.array([5, 6, 7]), [np.array([8, 9]), np.array([3])])])
+    rows = pack(sequences(batch), CPU)
+    assert rows.ids.tolist() == [[5, 6, 7, 8, 5, 6, 7]]
+    assert rows.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert (rows.starts.tolist(), rows.longest) == ([0, 4, 7], 4)
+    assert rows.predictors.tolist() == [2, 3, 6]
+    assert rows.targets.tolist() == [8, 9, 3]
+    assert rows.places.tolist() == [0, 1, 2]
+
+
+def test_a_row_of_nothing_asks_for_nothing() -> None:
+    rows = pack([], CPU)
+    assert rows.ids.shape == (1, 1) and rows.targets.numel() == rows.predictors.numel() == 0
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_is_that_of_torch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(4, 2))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    slot = Slot(SPEC, [p.shape for p in parameters], DataParallel())
+    slot.fill(slot.weights, [p.detach().clone() for p in parameters])
+    slot.bind(parameters)
+    adam = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        for group in (parameters, theirs):
+            sum((p**3).sum() for p in group).backward()  # type: ignore[union-attr]
+        slot.collect(parameters)
+        norm, applied = slot.optim_step(0.1, 0.5)
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs, 0.5)), rel=1e-5) and applied
+        adam.step()
+        adam.zero_grad()
+    for ours, other in zip(parameters, theirs, strict=True):
+        torch.testing.assert_close(ours.detach(), other.detach())
+
+
+@pytest.mark.usefixtures("alone")
+def test_gradients_of_a_narrow_parameter_add_up_in_fp32() -> None:
+    parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    slot = Slot(SPEC, [parameter.shape], DataParallel())
+    slot.fill(slot.weights, [torch.full((8,), 1.0009765625)])  # not a number of bfloat16
+    slot.bind([parameter])
+    for _ in range(257):
+        (parameter * 1.0).sum().backward()
+        slot.collect([parameter])
+    assert slot.grads.tolist() == [257.0] * 8  # bfloat16 would stay at 256
+    assert slot.weights.tolist() == [1.0009765625] * 8 and parameter.grad is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_slots_that_wait_elsewhere_end_as_slots_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device is not the host's memory, of which a CPU knows only the name `cpu:0`."""
+    ends = []
+    for host in (torch.device("cpu", 0), CPU):
+        monkeypatch.setattr("lorad.trainers.sharded.trainer.HOST", host)
+        body = rank_kit.TinyBody(BodySettings(model="", dtype="float32", device="cpu"))
+        trainer = RankTrainer(body, Calls(None), "base")
+        wide = msgspec.structs.replace(rank_kit.SPEC, adapter=AdapterConfig(3, 4.0, (rank_kit.MODULE,)))
+        for name, spec in (("a", rank_kit.SPEC), ("b", rank_kit.SPEC), ("c", wide)):
+            trainer.open(name, spec)
+        for _ in range(3):
+            for name in "abc":
+                batch = rank_kit.batch()
+                trainer.forward_backward(name, batch, rank_kit.targets(batch), rank_kit.LOSS, 10.0)
+            for name in "cba":
+                trainer.optim_step(name, 0.1, 1.0)
+        trainer.close("a")
+        trainer.open("a", rank_kit.SPEC)
+        ends.append([trainer.export(name).digest() for name in "abc"])
+    assert ends[0] == ends[1] and len(set(ends[0])) == 3

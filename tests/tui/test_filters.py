@@ -1,0 +1,61 @@
+"""The filter of the dashboard: which runs some words want."""
+
+from __future__ import annotations
+
+import pytest
+
+from lorad.client.client import Client
+from lorad.client.shapes import Run
+from lorad.tui.dashboard.filter import wanted
+from tests.kit.frozen.world import frozen
+from tests.kit.tui_world import a_run, shaped
+
+__all__ = ["frozen"]
+
+FAILED = {"reason": "attestation_failed", "state": "ended", "detail": 'out of "memory'}
+
+
+@pytest.mark.parametrize(
+    ("filter", "found"),
+    [
+        ("", True),
+        ("   ", True),
+        ("sort", True),
+        ("SORT", True),
+        ("sort memory", True),
+        ("sort nothing", False),
+        ("!sort", False),
+        ("!nothing", True),
+        ("!", True),
+        ("state:ended", True),
+        ("state:attestation_failed", True),
+        ('state:"attestation failed"', True),
+        ("state:running", False),
+        ("!state:running sort", True),
+        ("state:", True),
+        ("owner:ann", True),
+        ("owner:sorter", False),
+        ("pool:tiny", True),
+        ("base:qwen", True),
+        ("base:llama", False),
+        ("alarm:kl", True),
+        ("alarm:stall", False),
+        ('"out of', True),
+        ('"out of ', True),
+        ('"of out"', False),
+        ('"', True),
+        ("nofield:x", False),
+    ],
+)
+def test_a_filter_is_words_that_must_all_be_there(filter: str, found: bool) -> None:
+    assert wanted(shaped(Run, a_run("Sorter", base="Qwen/Qwen3-8B", **FAILED)), filter, "kl rewards") is found
+
+
+def test_what_a_run_does_not_have_is_found_by_no_word() -> None:
+    run = Run("sorter", "queued")
+    assert wanted(run, "sort") and not wanted(run, "none")
+
+
+def test_the_base_is_known_before_there_is_a_pool(frozen: Client) -> None:
+    found = [run.name for run in frozen.list() if wanted(run, "base:qwen3-8b state:queued")]
+    assert found == ["waits", "waits-too"]

@@ -1,0 +1,428 @@
+"""What holds on every screen: how an action is asked for and done, who may do it, keys, looks, and the feed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.widgets import Button, Input
+
+from lorad.box.config import Config, Tui
+from lorad.client.box_shapes import Caller, Status
+from lorad.client.client import Client
+from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError
+from lorad.tui import consequences, themes
+from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
+from lorad.tui.app import LoradApp
+from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
+from lorad.tui.screens.ask import Ask
+from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.help import Help, key_names
+from tests.kit.tui_world import Prepared, User, World, a_run, line, names, screen_text, shaped, table, until, using
+
+Json = dict[str, Any]
+
+
+def client_of(world: World) -> Client:
+    return Client(transport=Prepared(world))
+
+
+def checkpoint(step: int, size: int = 1 << 20) -> Json:
+    return {"run": "sorter", "step": step, "version": step, "path": f"checkpoints/{step}", "bytes": size}
+
+
+# -- what is typed for an action ---------------------------------------------------------------------------------------
+async def test_the_command_grows_with_what_is_typed_and_does_the_same() -> None:
+    world = World(a_run("sorter", state="paused"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("r")
+        await until(user, lambda: "$ lorad resume sorter --detach" in screen_text(user))
+        await user.press("tab", *"20", "tab", *"trainer.lr=1e-4")
+        told = "$ lorad resume sorter --detach --steps 20 trainer.lr=1e-4"
+        await until(user, lambda: told in screen_text(user))
+        await user.press("enter")
+        await until(user, lambda: world.asked == [("resume", "sorter")])
+        assert world.bodies[-1][1] == {"step": None, "steps": 20, "overrides": ["trainer.lr=1e-4"]}
+        await until(user, lambda: "lorad resume sorter --detach --steps 20" in line(user, "#status"))
+
+
+async def test_what_is_wrong_is_told_as_it_is_typed_and_nothing_is_done() -> None:
+    world = World(a_run("sorter", state="paused"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("r", *"two")
+        await until(user, lambda: "from step: a whole number" in screen_text(user))
+        await user.press("enter", "ctrl+s")
+        assert isinstance(user.app.screen, Ask) and user.app.screen.query_one("#go", Button).disabled
+        await user.press("ctrl+u", "ctrl+k", "tab", "tab", *"'open")
+        await until(user, lambda: "settings: has a quote that is not closed" in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: not isinstance(user.app.screen, Ask))
+        assert world.asked == []
+
+
+async def test_a_field_takes_keys_that_mean_something_elsewhere() -> None:
+    async with using(World(a_run("sorter", state="paused"))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("r", *"qpTy:?")
+        await until(user, lambda: user.app.screen.query_one("#from", Input).value == "qpTy:?")
+        assert isinstance(user.app.screen, Ask)
+
+
+# -- what is lost by it ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("verb", "run", "values", "said"),
+    [
+        ("stop", {}, {}, "writes a checkpoint and ends"),
+        ("stop", {"state": "queued"}, {}, "leaves the queue"),
+        ("stop", {"state": "ended", "reason": "failed"}, {}, ""),
+        ("kill", {"step": 31}, {}, "checkpoint of step 20. Steps 21 to 31 are done again"),
+        ("kill", {"step": 21}, {}, "Step 21 is done again"),
+        ("kill", {"step": 20}, {}, "it goes on from its checkpoint of step 20."),
+        ("kill", {"state": "queued"}, {}, "leaves the queue"),
+        ("resume", {"state": "paused", "step": 31}, {}, ""),
+        ("resume", {"state": "paused", "step": 31}, {"from": "20"}, ""),
+        ("resume", {"state": "paused", "step": 31}, {"from": "10"}, "steps 11 to 31 are done again"),
+        ("resume", {"state": "paused", "step": 11}, {"from": "10"}, "step 11 is done again, and what came of it"),
+        ("rm", {}, {}, ""),
+        ("rm", {"state": "paused", "step": 1}, {}, "1 version, 2 checkpoints (2.0 MiB) and the samples"),
+    ],
+)
+def test_what_is_lost_is_named_from_what_there_is(verb: str, run: Json, values: dict[str, str], said: str) -> None:
+    world = World(a_run("sorter", **run))
+    world.answers["runs/sorter/checkpoints"] = [checkpoint(10), checkpoint(20)]
+    world.answers["versions"] = [{"run": "sorter", "version": 1, "aliases": []}]
+    lost = ACTIONS[verb].lost
+    assert lost is not None
+    told = lost(client_of(world), "sorter", values)
+    assert said in told if said else told == ""
+
+
+def test_a_kill_without_a_checkpoint_loses_everything_and_says_so() -> None:
+    world = World(a_run("sorter", step=5))
+    assert "from the beginning: it has no checkpoint. Steps 1 to 5" in consequences.of_kill(
+        client_of(world), "sorter", {}
+    )
+
+
+def test_a_rollback_names_both_versions_and_an_unalias_who_asks() -> None:
+    world = World()
+    moves = [{"alias": "bot", "run": "sorter", "version": version} for version in (4, 3)]
+    world.answers["aliases/bot/moves"] = moves
+    assert "bot serves sorter@3 again instead of sorter@4" in consequences.of_rollback(client_of(world), "bot", {})
+    world.answers["aliases/bot/moves"] = moves[:1]
+    assert consequences.of_rollback(client_of(world), "bot", {}) == ""
+    assert "bot" in consequences.of_unalias(client_of(world), "bot", {})
+
+
+async def test_several_are_asked_for_at_once_and_each_is_done() -> None:
+    world = World(a_run("a"), a_run("b"), a_run("over", state="ended", reason="failed"))
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 3)
+        await user.press("space", "space", "space", "s")
+        await until(user, lambda: "Stop 2 of them?" in screen_text(user))
+        assert "a: It finishes" in screen_text(user) and "over:" not in screen_text(user)
+        await user.press("y")
+        await until(user, lambda: "3 of 3 done." in line(user, "#status"))
+        assert world.asked == [("stop", "a"), ("stop", "b"), ("stop", "over")]
+        assert user.app.screen.command == "lorad stop a; lorad stop b; lorad stop over"  # type: ignore[attr-defined]
+
+
+async def test_one_that_is_refused_stops_none_of_the_others_and_is_told() -> None:
+    world = World(a_run("a"), a_run("b"))
+
+    def refuse(body: Json) -> Json:
+        raise Conflict("run a is ended", hint="Look again.")
+
+    world.answers["POST runs/a/pause"] = refuse
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.press("space", "space", "P")
+        await until(user, lambda: "1 of 2 done; run a is ended Look again." in line(user, "#status"))
+        assert world.asked == [("pause", "b")]
+
+
+async def test_what_came_of_a_deletion_stays_until_the_cursor_is_moved() -> None:
+    world = World(*(a_run(name, state="ended", reason="completed") for name in ("over", "other", "third")))
+    world.answers["POST runs/over"] = {"name": "over"}
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 3)
+        await user.press("D")
+        await until(user, lambda: isinstance(user.app.screen, Confirm))
+        await user.press("y")
+        await until(user, lambda: "over is deleted" in line(user, "#status"))
+        del world.runs[0]
+        world.tell("over", "removed")
+        await until(user, lambda: names(user) == ["other", "third"])
+        await user.pause()
+        assert "over is deleted" in line(user, "#status")
+        await user.press("j")
+        await until(user, lambda: line(user, "#status") == "$ lorad show third")
+
+
+async def test_an_answer_that_is_not_understood_is_told_and_nothing_breaks() -> None:
+    world = World(a_run("sorter"))
+    world.answers["runs/sorter"] = {"no": "run"}
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("x")
+        await until(user, lambda: "not understood" in line(user, "#status"))
+
+
+@pytest.mark.parametrize("keys", [["enter"], ["escape"], ["n"], ["tab", "tab", "enter"]])
+async def test_no_is_what_every_careless_key_answers(keys: list[str]) -> None:
+    world = World(a_run("precious"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["precious"])
+        await user.press("x")
+        await until(user, lambda: isinstance(user.app.screen, Confirm))
+        await user.press(*keys)
+        await until(user, lambda: not isinstance(user.app.screen, Confirm))
+        assert world.asked == []
+
+
+async def test_a_question_about_many_fits_a_small_terminal() -> None:
+    world = World(*(a_run(f"{'long-' * 12}{number}") for number in range(20)))
+    async with using(world, (40, 10)) as user:
+        await until(user, lambda: len(names(user)) == 20)
+        await user.press(*["space"] * 20, "x")
+        await until(user, lambda: "Kill 20 of them?" in screen_text(user))
+        assert user.app.screen.focused is user.app.screen.query_one("#no")
+        await user.press("escape")
+
+
+# -- who may do what ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("verb", sorted(ACTIONS))
+async def test_readonly_does_none_of_the_actions(verb: str) -> None:
+    world = World(a_run("sorter"))
+    async with using(world, readonly=True) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        user.app.screen.act(ACTIONS[verb], ["sorter"])  # type: ignore[attr-defined]
+        await until(user, lambda: "Read-only" in line(user, "#status") and "READ-ONLY" in line(user, "#title"))
+        assert world.bodies == []
+
+
+async def test_config_can_make_it_readonly() -> None:
+    async with using(World(a_run("sorter")), config=Config(tui=Tui(readonly=True))) as user:
+        await until(user, lambda: "READ-ONLY" in line(user, "#title"))
+
+
+async def test_what_belongs_to_others_is_only_looked_at() -> None:
+    world = World(a_run("mine"), a_run("theirs", owner="bob"))
+    world.answers["status"] = {"caller": {"user": "ann", "admin": False}}
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2 and user.app.user == "ann")  # type: ignore[attr-defined]
+        await user.press("j", "P")
+        await until(user, lambda: "theirs belongs to bob" in line(user, "#status"))
+        await user.press("k", "P")
+        await until(user, lambda: world.asked == [("pause", "mine")])
+
+
+async def test_what_is_enough_to_see_may_be_forked_though_it_is_somebody_elses() -> None:
+    world = World(a_run("theirs", owner="bob"))
+    world.answers["status"] = {"caller": {"user": "ann", "admin": False}}
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["theirs"] and user.app.user == "ann")  # type: ignore[attr-defined]
+        user.app.screen.act(ACTIONS["fork"], ["theirs"])  # type: ignore[attr-defined]
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+
+
+async def test_several_are_resumed_with_one_answer_and_forked_one_by_one() -> None:
+    world = World(a_run("a", state="paused"), a_run("b", state="paused"))
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.press("space", "space", "r")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await user.press("ctrl+s")
+        await until(user, lambda: world.asked == [("resume", "a"), ("resume", "b")])
+        user.app.screen.act(ACTIONS["fork"], ["a@1", "a@2"])  # type: ignore[attr-defined]
+        await until(user, lambda: "fork is for one at a time, and 2 are marked" in line(user, "#status"))
+
+
+# -- keys and looks ----------------------------------------------------------------------------------------------------
+async def test_an_action_can_have_another_key_and_help_tells_it() -> None:
+    world = World(a_run("sorter"))
+    async with using(world, config=Config(tui=Tui(keymap={"run.pause": "f9", "app.help": "f2"}))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("P", "f9")
+        await until(user, lambda: world.asked == [("pause", "sorter")])
+        await user.press("f2")
+        await until(user, lambda: isinstance(user.app.screen, Help))
+        shown = next(row for row in screen_text(user).splitlines() if "run.pause" in row)
+        assert shown.split()[1] == "f9" or shown.split()[0] == "f9"
+
+
+async def test_help_is_of_the_screen_that_one_is_on() -> None:
+    async with using(World(a_run("sorter")), (100, 60)) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("question_mark")
+        await until(user, lambda: "board.filter" in screen_text(user) and "curves.log" not in screen_text(user))
+        await user.press("escape", "enter", "1")
+        await until(user, lambda: "1 curves" in screen_text(user))
+        await user.press("question_mark")
+        await until(user, lambda: "curves.log" in screen_text(user) and "board.filter" not in screen_text(user))
+        await user.press("escape", "2")
+        await until(user, lambda: "No samples yet" in screen_text(user) or "has no samples" in screen_text(user))
+        await user.press("question_mark")
+        await until(user, lambda: "samples.unfold" in screen_text(user) and "curves.log" not in screen_text(user))
+
+
+async def test_help_finds_keys_of_every_screen_by_words() -> None:
+    async with using(World(a_run("sorter"))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("question_mark", "slash", *"fork", "space", *"check")
+        await until(user, lambda: "checkpoints.fork" in screen_text(user) and "board.filter" not in screen_text(user))
+        await user.press(*"qqq")
+        await until(user, lambda: "No key has all of these words." in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: "board.filter" in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: not isinstance(user.app.screen, Help))
+
+
+async def test_help_opens_over_a_question_too() -> None:
+    async with using(World(a_run("sorter", state="paused"))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await user.press("r")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await user.press("f1")
+        await until(user, lambda: "ask.go" in screen_text(user) and "board.filter" not in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+
+
+def test_keys_are_told_as_they_are_typed() -> None:
+    assert key_names("number_sign,escape,ctrl+p,space,right_square_bracket") == "# esc ctrl+p space ]"
+
+
+@pytest.mark.parametrize(
+    ("tui", "told"),
+    [
+        (Tui(keymap={"run.explode": "e"}), r"tui\.keymap: no action has the id run\.explode"),
+        (Tui(theme="pink"), r"tui\.theme: there is no theme pink"),
+    ],
+)
+def test_unknown_ids_and_themes_are_refused_with_those_there_are(tui: Tui, told: str) -> None:
+    with pytest.raises(SpecError, match=told) as refused:
+        LoradApp(client_of(World()), config=Config(tui=tui))
+    assert "run.kill" in refused.value.hint or "contrast" in refused.value.hint
+
+
+@pytest.mark.parametrize("theme", [*themes.NAMES, "nord"])
+async def test_every_theme_shows_the_same(theme: str) -> None:
+    async with using(World(a_run("sorter")), config=Config(tui=Tui(theme=theme))) as user:
+        await until(user, lambda: "● running" in screen_text(user))
+
+
+async def test_a_key_goes_through_the_themes() -> None:
+    async with using(World(a_run("sorter"))) as user:
+        seen = {user.app.theme}
+        for _ in range(len(themes.NAMES)):
+            await user.press("T")
+            seen.add(user.app.theme)
+        assert seen == set(themes.NAMES.values())
+
+
+# -- the palette -------------------------------------------------------------------------------------------------------
+async def palette(user: User, *typed: str) -> None:
+    await user.press("colon", *typed)
+    await until(user, lambda: "Pause sorter" in screen_text(user))
+    await user.press("down", "enter")
+
+
+async def test_the_palette_does_what_keys_do_with_what_is_chosen() -> None:
+    world = World(a_run("sorter"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        await palette(user, *"pause sor")
+        await until(user, lambda: world.asked == [("pause", "sorter")])
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"),
+    [
+        ("running", {"pause", "stop", "kill", "rm"}),
+        ("paused", {"resume", "stop", "kill", "rm"}),
+        ("ended", {"resume", "rm"}),
+    ],
+)
+async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[str]) -> None:
+    async with using(World(a_run("sorter", state=state))) as user:
+        await until(user, lambda: names(user) == ["sorter"])
+        titles = [command.title for command in user.app.get_system_commands(user.app.screen)]
+        assert {title.split()[0].lower() for title in titles if title.endswith(" sorter")} == offered
+
+
+def test_every_action_has_a_command_of_its_own_and_words() -> None:
+    lines = {action.verb: action.command("sorter@1") for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}
+    assert len(set(lines.values())) == len(lines) == len(ACTIONS)
+    assert all(text.startswith("lorad ") for text in lines.values()) and all(one.says for one in ACTIONS.values())
+
+
+# -- the feed ----------------------------------------------------------------------------------------------------------
+def test_an_older_daemon_that_does_not_say_who_asks_is_followed() -> None:
+    assert restricted(shaped(Status, {"pid": 1})) is None
+    assert restricted(Status(1, caller=Caller("ann", True))) is None
+    assert restricted(Status(1, caller=Caller("ann", False))) == "ann"
+
+
+async def test_frozen_nothing_changes_and_thawed_everything_does() -> None:
+    world = World(a_run("sorter"))
+    async with using(world) as user:
+        await until(user, lambda: "3/10" in screen_text(user))
+        await user.press("p")
+        await until(user, lambda: "NOT REFRESHED" in line(user, "#title"))
+        world.runs = [a_run("sorter", step=7), a_run("new")]
+        world.tell("sorter", "step")
+        world.tell("new")
+        await user.pause(0.8)
+        assert "3/10" in screen_text(user) and names(user) == ["sorter"]
+        await user.press("p")
+        await until(user, lambda: "7/10" in screen_text(user) and len(names(user)) == 2)
+
+
+class View:
+    """A screen that asks for what fails at first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.changes, self.got = list(errors), list[Changes](), list[Any]()
+
+    def read(self, client: Client, changes: Changes) -> Json | None:
+        self.changes.append(changes)
+        if self.errors:
+            raise self.errors.pop(0)
+        return {}
+
+    def post_message(self, message: Any) -> bool:
+        self.got.append(message)
+        return True
+
+
+@pytest.mark.parametrize("error", [LoradError("no", hint=""), DaemonUnreachable("gone", hint="")])
+def test_what_could_not_be_read_is_read_again_with_the_next_tick(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(error)
+    feed = Feed(client_of(World()), view)  # type: ignore[arg-type]
+    feed.open(view)
+    feed._read(view, feed._taken())
+    told = [message.error.message for message in view.got if isinstance(message, Failed)]
+    assert told == ([] if isinstance(error, DaemonUnreachable) else ["no"])
+    monkeypatch.setattr("lorad.tui.feed.TICK", 0.0)
+    again = feed._taken()
+    assert again.everything and again.tick
+    feed._read(view, again)
+    assert isinstance(view.got[-1], Fresh) and not feed._taken().everything
+
+
+async def test_a_chosen_run_that_goes_away_takes_its_mark_with_it() -> None:
+    world = World(a_run("a"), a_run("b"))
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.press("space")
+        assert table(user).chosen == ["a"]
+        world.runs = [a_run("b")]
+        world.tell("a")
+        await until(user, lambda: names(user) == ["b"])
+        assert table(user).chosen == ["b"]

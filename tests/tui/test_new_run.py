@@ -1,0 +1,194 @@
+"""The screen of a new run, by keys alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import Input
+
+from lorad.errors import SpecError
+from lorad.spec.model import Spec
+from lorad.spec.templates import TEMPLATES
+from lorad.spec.text import load_spec
+from lorad.tui.new_run.choice import Choice
+from lorad.tui.new_run.pick import Pick
+from lorad.tui.new_run.screen import NewRun
+from lorad.tui.run.screen import RunScreen
+from lorad.tui.screens.ask import Ask
+from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.help import Help
+from tests.kit.tui_world import User, World, a_run, line, screen_text, until, using
+from tests.tui.test_form import a_spec
+
+
+def a_world() -> World:
+    world = World(a_run("old", state="ended", reason="completed"))
+    shown = {**a_run("old"), "spec": a_spec(name="old", trainer={"lr": 3e-5}), "cwd": "/there", "warnings": []}
+    world.answers["runs/old"] = shown
+    world.answers["runs/new"] = {**shown, **a_run("new")}
+    world.answers["POST runs"] = lambda body: a_run("new", state="queued")
+    return world
+
+
+async def begin(user: User, *typed: str) -> NewRun:
+    """`n`, and what the form is to begin with."""
+    await until(user, lambda: "old" in screen_text(user))
+    await user.press("n")
+    await until(user, lambda: isinstance(user.app.screen, Pick) and "run      old" in screen_text(user))
+    await user.press(*typed, "enter")
+    await until(user, lambda: isinstance(user.app.screen, NewRun) and "from" in line(user, "#title"))
+    screen = user.app.screen
+    assert isinstance(screen, NewRun)
+    return screen
+
+
+async def test_a_run_is_started_by_keys_alone() -> None:
+    world = a_world()
+    async with using(world, (80, 24)) as user:
+        await begin(user)
+        await user.press(*"new", *["down"] * 4, *"64")
+        await until(user, lambda: "lorad run run.yaml name=new lora.rank=64" in line(user, "#status"))
+        await user.press("ctrl+s")
+        await until(user, lambda: isinstance(user.app.screen, RunScreen))
+    path, body = world.bodies[-1]
+    assert path == "runs" and body["overrides"] == [] and body["name"] is None
+    expected = load_spec(TEMPLATES["small"].filled(), overrides=["name=new", "lora.rank=64"])
+    assert load_spec(body["spec"]) == expected
+
+
+async def test_help_opens_from_the_form_and_its_fields() -> None:
+    async with using(a_world(), (80, 24)) as user:
+        form = await begin(user)
+        assert "f1 Help" in screen_text(user).splitlines()[-1]
+        await user.press("question_mark", "f1")
+        await until(user, lambda: "A new run" in screen_text(user) and "form.start" in screen_text(user))
+        await user.press("escape")
+        await until(user, lambda: user.app.screen is form)
+        assert form.query(Input).first().value == "?"
+        form.query(Choice).first().focus()
+        await until(user, lambda: "? Help" in screen_text(user).splitlines()[-1])
+        await user.press("question_mark")
+        await until(user, lambda: isinstance(user.app.screen, Help))
+
+
+async def test_a_run_like_another_one_begins_where_that_one_did() -> None:
+    world = a_world()
+    async with using(world, (160, 50)) as user:
+        await begin(user, *"old")
+        await until(user, lambda: "lr: 3e-5" in screen_text(user) and "/there" in line(user, "#title"))
+        await user.press("ctrl+s")
+        await until(user, lambda: world.bodies)
+    assert world.bodies[-1][1]["cwd"] == "/there" and load_spec(world.bodies[-1][1]["spec"]).trainer.lr == 3e-5
+
+
+async def test_a_wrong_value_is_told_at_its_field_and_nothing_is_started() -> None:
+    world = a_world()
+    async with using(world, (80, 24)) as user:
+        await begin(user)
+        await user.press(*["down"] * 4, *"no", "ctrl+s")
+        await until(user, lambda: "✖ rank" in screen_text(user) and "lora.rank: Expected int" in line(user, "#says"))
+        await user.press("1", "up", "down", *"8")
+        await until(user, lambda: "✖" not in screen_text(user))
+    assert world.bodies == []
+
+
+async def test_a_refusal_of_the_daemon_leaves_the_form_as_it_is() -> None:
+    def refuse(body: dict[str, Any]) -> dict[str, Any]:
+        raise SpecError("there is no file /x", key="data", hint="Look there.")
+
+    world = a_world()
+    world.answers["POST runs"] = refuse
+    async with using(world, (80, 24)) as user:
+        screen = await begin(user)
+        await user.press(*"new", "ctrl+s")
+        await until(user, lambda: "no file /x. Look there." in line(user, "#says") and "✖ train" in screen_text(user))
+        assert user.app.screen is screen and "name=new" in screen.command
+
+
+async def test_what_begins_as_typed_is_offered_before_what_only_has_it() -> None:
+    world = a_world()
+    world.runs.append(a_run("lea"))
+    async with using(world) as user:
+        await until(user, lambda: "lea" in screen_text(user))
+        await user.press("n", *"lea")
+        await until(user, lambda: "run      lea" in screen_text(user))
+        assert screen_text(user).index("run      lea") < screen_text(user).index("template small")
+
+
+async def test_readonly_starts_nothing() -> None:
+    world = a_world()
+    async with using(world, readonly=True) as user:
+        await begin(user)
+        await user.press("ctrl+s")
+        await until(user, lambda: "Read-only" in line(user, "#says"))
+    assert world.bodies == []
+
+
+async def test_leaving_a_changed_form_asks_and_the_default_is_no() -> None:
+    async with using(a_world()) as user:
+        screen = await begin(user)
+        await user.press("x", "escape")
+        await until(user, lambda: isinstance(user.app.screen, Confirm))
+        await user.press("enter")
+        await until(user, lambda: user.app.screen is screen)
+        await user.press("escape", "y")
+        await until(user, lambda: len(user.app.screen_stack) == 1)
+
+
+def written(directory: Path) -> Spec:
+    return load_spec((directory / "run.yaml").read_text())
+
+
+async def test_the_yaml_is_written_to_a_file_that_the_form_is_one_of_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with using(a_world()) as user:
+        screen = await begin(user)
+        await user.press(*"new", "ctrl+o")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await user.press("ctrl+s")
+        await until(user, lambda: user.app.screen is screen and line(user, "#status").endswith("$ lorad run run.yaml"))
+        assert written(tmp_path).name == "new"
+        await user.press("2", "ctrl+o")
+        await until(user, lambda: isinstance(user.app.screen, Ask))
+        await user.press("ctrl+s")
+        await until(user, lambda: "is lost" in screen_text(user))
+        await user.press("enter")
+        await until(user, lambda: user.app.screen is screen)
+        assert written(tmp_path).name == "new"
+
+
+async def test_a_file_is_chosen_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "its").mkdir()
+    (tmp_path / "its" / "my.yaml").write_text("lora: {rank: 3}\nreward: rewards.py:f\n")
+    monkeypatch.chdir(tmp_path)
+    world = a_world()
+    async with using(world, (160, 50)) as user:
+        await begin(user, *"its/my.yaml")
+        await until(user, lambda: "lorad run its/my.yaml" in line(user, "#status"))
+        await user.press("ctrl+s")
+        await until(user, lambda: world.bodies)
+    assert world.bodies[-1][1]["cwd"] == str(tmp_path / "its")
+
+
+@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+async def test_the_form_fits_any_terminal_and_keys_go_to_what_is_seen(size: tuple[int, int]) -> None:
+    async with using(a_world(), (100, 30)) as user:
+        screen = await begin(user)
+        await user.resize_terminal(*size)
+        await user.press("down", "down", "right", "ctrl+t")
+        await until(user, lambda: screen.panes.has_class("-flip"))
+        await user.press("down", "ctrl+t", "7")
+        await until(user, lambda: screen.focused is not None and screen.focused.is_attached)
+
+
+async def test_hostile_text_of_a_spec_is_shown_as_it_is() -> None:
+    world = a_world()
+    world.answers["runs/old"]["spec"]["data"]["train"] = "[red]x[/] \x1b[31m"
+    async with using(world, (160, 50)) as user:
+        await begin(user, *"old")
+        await until(user, lambda: r'train: "[red]x[/] \u001b[31m"' in screen_text(user))
+        assert "\x1b" not in screen_text(user)

@@ -1,0 +1,51 @@
+"""Every screen as it looks on the frozen world: `make snapshots` takes the pictures again; look at them before you keep
+them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lorad.client.client import Client
+from tests.kit.frozen.pictures import PICTURES
+from tests.kit.frozen.walks import ODD, WALKS, app_of, transport
+from tests.kit.frozen.world import frozen
+
+__all__ = ["frozen"]
+Compare = Callable[..., bool]
+SMALL, LARGE, MIDDLE = (80, 24), (160, 50), (120, 36)
+
+
+@pytest.fixture
+def client(frozen: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Client]:
+    """In a directory without specs."""
+    monkeypatch.chdir(tmp_path)
+    yield frozen
+    transport(frozen).cut(False)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "160x50"])
+@pytest.mark.parametrize("name", WALKS)
+def test_screen(name: str, size: tuple[int, int], client: Client, snap_compare: Compare) -> None:
+    assert snap_compare(app_of(client), terminal_size=size, run_before=WALKS[name])
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd(name: str, client: Client, snap_compare: Compare) -> None:
+    assert snap_compare(app_of(client), terminal_size=MIDDLE, run_before=ODD[name])
+
+
+@pytest.mark.parametrize("theme", ["light", "ansi", "contrast"])
+def test_theme(theme: str, client: Client, snap_compare: Compare) -> None:
+    assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=WALKS["dashboard"])
+
+
+def test_pictures_tell_nothing_of_the_machine_that_took_them() -> None:
+    here = Path(__file__).parent
+    pictures = [*here.glob("__snapshots__/test_snapshots/*.svg"), *PICTURES.glob("tui-*.svg")]
+    told = (tempfile.gettempdir(), str(here.parents[1]), str(Path.home()) + "/")
+    assert pictures
+    assert [path.name for path in pictures if any(part in path.read_text() for part in told)] == []

@@ -1,0 +1,203 @@
+"""The full-screen interface: what a user sees and what the keys do; on prepared data, and once on the real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.binding import Binding
+
+from lorad.client.client import Client
+from lorad.tui import keys
+from lorad.tui.app import LoradApp
+from lorad.tui.run.screen import RunScreen
+from lorad.tui.screens.confirm import Confirm
+from lorad.tui.screens.help import Help
+from lorad.tui.widgets.table import Rows
+from tests.kit.tui_world import HOSTILE, SHOWN, Prepared, World, a_run, a_step, line, names, screen_text, until, using
+
+SPEC = Path(__file__).parents[2] / "examples" / "demo.yaml"
+
+
+async def test_rows_appear_and_change_in_place() -> None:
+    world = World(a_run("first"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["first"] and line(user, "#status"))
+        world.runs = [a_run("second"), a_run("first", step=4)]
+        world.tell("first", "step")
+        await until(user, lambda: names(user) == ["second", "first"])
+        assert "4/10" in screen_text(user)
+
+
+async def test_the_cursor_stays_with_its_run_when_another_one_appears_above() -> None:
+    world = World(a_run("mine"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["mine"])
+        world.runs.insert(0, a_run("other"))
+        world.tell("other")
+        await until(user, lambda: names(user) == ["other", "mine"])
+        await user.press("P")
+        await until(user, lambda: world.asked == [("pause", "mine")])
+
+
+async def test_rows_that_did_not_change_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, drawn, line_of = World(a_run("calm"), a_run("busy")), list[str](), Rows.line
+
+    def line_and_note(rows: Rows, row: int) -> Any:
+        drawn.append(rows.on_page[row])
+        return line_of(rows, row)
+
+    monkeypatch.setattr(Rows, "line", line_and_note)
+    async with using(world) as user:
+        await until(user, lambda: "busy" in screen_text(user))
+        await user.pause()
+        drawn.clear()
+        world.runs[1]["reward"] = 0.75
+        world.tell("busy", "step")
+        await until(user, lambda: "0.750" in screen_text(user))
+        assert set(drawn) == {"busy"}
+
+
+async def test_the_filter_narrows_and_escape_shows_all_again() -> None:
+    world = World(a_run("sorter"), a_run("solver", state="ended", reason="failed", detail="out of memory"))
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.press("slash", *"state:failed", "enter")
+        await until(user, lambda: names(user) == ["solver"])
+        await user.press("escape")
+        await until(user, lambda: len(names(user)) == 2)
+
+
+async def test_stop_asks_and_the_default_is_no() -> None:
+    world = World(a_run("precious"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["precious"])
+        await user.press("s")
+        await until(user, lambda: isinstance(user.app.screen, Confirm))
+        assert "Stop precious?" in screen_text(user) and "writes a checkpoint" in screen_text(user)
+        await user.press("enter")
+        await until(user, lambda: not isinstance(user.app.screen, Confirm))
+        assert world.asked == []
+        await user.press("s", "y")
+        await until(user, lambda: world.asked == [("stop", "precious")])
+        await until(user, lambda: "lorad stop precious" in line(user, "#status"))
+
+
+async def test_what_the_daemon_will_refuse_is_not_asked() -> None:
+    world = World(a_run("over", state="ended", reason="completed"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["over"])
+        await user.press("x")
+        await until(user, lambda: world.asked == [("kill", "over")])
+
+
+async def test_readonly_refuses_every_action() -> None:
+    world = World(a_run("shown"))
+    async with using(world, readonly=True) as user:
+        await until(user, lambda: names(user) == ["shown"])
+        await user.press("P", "r", "s", "x")
+        await until(user, lambda: "Read-only" in line(user, "#status"))
+        assert world.asked == [] and not isinstance(user.app.screen, Confirm)
+
+
+async def test_y_copies_the_command_that_the_status_line_shows() -> None:
+    async with using(World(a_run("it's mine"))) as user:
+        await until(user, lambda: len(names(user)) == 1)
+        await user.press("y")
+        await until(user, lambda: user.app.clipboard == """lorad show 'it'"'"'s mine'""")
+        assert user.app.clipboard in line(user, "#status")
+
+
+async def test_a_lost_daemon_is_told_and_everything_stays_readable_until_it_is_back() -> None:
+    world = World(a_run("steady"))
+    async with using(world) as user:
+        await until(user, lambda: names(user) == ["steady"])
+        world.live(False)
+        await until(user, lambda: "No daemon since" in screen_text(user))
+        assert "steady" in screen_text(user)
+        world.runs = [a_run("steady", step=9)]
+        world.live(True)
+        await until(user, lambda: "No daemon" not in screen_text(user) and "9/10" in screen_text(user))
+
+
+async def test_text_of_others_is_shown_literally() -> None:
+    world = World(a_run("odd", owner="\x1b[2J", state="queued", waiting=HOSTILE))
+    async with using(world, (160, 40)) as user:
+        await until(user, lambda: SHOWN in screen_text(user) and r"\x1b[2J" in screen_text(user))
+        await user.press("enter")
+        await until(user, lambda: isinstance(user.app.screen, RunScreen) and SHOWN in screen_text(user))
+        assert "\x1b" not in screen_text(user)
+
+
+async def test_an_empty_home_says_how_to_begin() -> None:
+    async with using(World()) as user:
+        await until(user, lambda: "lorad init" in screen_text(user))
+
+
+@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+async def test_every_screen_fits_any_terminal(size: tuple[int, int]) -> None:
+    world = World(a_run("sorter"), a_run("waiter", state="queued", waiting="waits for a device " * 9))
+    world.steps = [a_step(n, n / 10) for n in range(1, 4)]
+    async with using(world) as user:
+        await until(user, lambda: len(names(user)) == 2)
+        await user.resize_terminal(*size)
+        assert size[0] < 40 or "sorter" in screen_text(user)
+        await user.press("question_mark", "escape", "x", "escape", "j", "enter")
+        await until(user, lambda: isinstance(user.app.screen, RunScreen) and "waiter" in line(user, "#title"))
+        await user.resize_terminal(120, 40)
+        await until(user, lambda: "waits for a device" in screen_text(user))
+
+
+async def test_help_lists_every_key() -> None:
+    async with using(World(), (120, 200)) as user:
+        await user.press("question_mark", "slash", "full_stop")  # all of them, since each id has one
+        ids = [key.id for group in keys.HELP.values() for key in group if isinstance(key, Binding)]
+        await until(user, lambda: all(str(id) in screen_text(user) for id in ids))
+
+
+class Stuck(Prepared):
+    """Its daemon takes a connection and then says nothing until the world ends."""
+
+    def get(self, path: str) -> dict[str, Any]:
+        with self.world.news:
+            self.world.news.wait_for(lambda: not self.world.alive)
+        return super().get(path)
+
+
+async def test_keys_answer_while_the_daemon_hangs() -> None:
+    world = World(a_run("slow"))
+    async with LoradApp(Client(transport=Stuck(world))).run_test(size=(80, 24)) as user:
+        await user.press("question_mark")
+        await until(user, lambda: isinstance(user.app.screen, Help))
+        world.live(False)
+
+
+async def test_pause_and_a_lost_daemon_on_the_real_thing() -> None:
+    client = Client()
+    await asyncio.to_thread(start_daemon)
+    await asyncio.to_thread(begin, client)
+    async with LoradApp(client).run_test(size=(120, 40)) as user:
+        await until(user, lambda: names(user) == ["live"])
+        await until(user, lambda: "running" in screen_text(user))
+        os.kill((await asyncio.to_thread(client.status)).pid, signal.SIGKILL)
+        await until(user, lambda: "No daemon since" in screen_text(user))
+        await asyncio.to_thread(start_daemon)
+        await until(user, lambda: "No daemon" not in screen_text(user))
+        await user.press("P")
+        await until(user, lambda: "paused" in screen_text(user))
+    assert client.show("live").state == "paused"
+
+
+def start_daemon() -> None:
+    subprocess.run([sys.executable, "-m", "lorad", "daemon", "start"], check=True, capture_output=True)
+
+
+def begin(client: Client) -> None:
+    small = ["trainer.steps=5000", "data.prompts_per_step=2", "eval.every=0", "checkpoint.every=1000"]
+    client.run(SPEC.read_text(), source="demo.yaml", cwd=str(SPEC.parent), overrides=small, name="live")

@@ -1,0 +1,98 @@
+"""What is lost by an action, in words for the question before it; "" where nothing is, or the daemon will refuse.
+
+Called on a thread: each asks the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lorad.client.client import Client
+from lorad.client.shapes import Checkpoint, Run
+from lorad.states import RunState
+from lorad.text import size
+
+Values = Mapping[str, str]  # what was typed for the action
+
+QUEUED = "It has not begun: it leaves the queue and ends. It can be resumed later."
+
+
+def of_stop(client: Client, run: str, _: Values) -> str:
+    row = client.show(run)
+    if is_over(row):
+        return ""
+    if row.state == RunState.QUEUED:
+        return QUEUED
+    return "It finishes the step it is at, writes a checkpoint and ends. It can be resumed later."
+
+
+def of_kill(client: Client, run: str, _: Values) -> str:
+    row = client.show(run)
+    if is_over(row):
+        return ""
+    if row.state == RunState.QUEUED:
+        return QUEUED
+    saved, step = newest(client.checkpoints(run)), row.step
+    begins = f"its checkpoint of step {saved}" if saved is not None else "the beginning: it has no checkpoint"
+    again = f" {steps(saved or 0, step)} done again then." if step > (saved or 0) else ""
+    return f"Its driver is ended at once, in the middle of a step. Resumed, it goes on from {begins}.{again}"
+
+
+def of_resume(client: Client, run: str, values: Values) -> str:
+    """Of an earlier checkpoint than the newest: what was done since then."""
+    start, row = values.get("from", "").strip(), client.show(run)
+    reached = row.step
+    if not start or not is_over(row) or int(start) >= max(reached, 1) or int(start) == newest(client.checkpoints(run)):
+        return ""
+    return (
+        f"It goes on from step {start}: {steps(int(start), reached).lower()} done again, and what came of "
+        f"{'it' if reached == int(start) + 1 else 'them'} does not count any more, nor do later checkpoints. "
+        "Versions stay."
+    )
+
+
+def of_rm(client: Client, run: str, _: Values) -> str:
+    row = client.show(run)
+    if not is_over(row):
+        return ""
+    versions, kept = client.adapters(run), client.checkpoints(run)
+    held = [name for version in versions for name in version.aliases]
+    parts = [
+        count(len(versions), "version"),
+        f"{count(len(kept), 'checkpoint')} ({size(sum(one.bytes for one in kept))})",
+        f"the samples and logs of {count(row.step, 'step')}",
+    ]
+    served = f" Served now as: {', '.join(held)}." if held else ""
+    return f"{', '.join(parts[:-1])} and {parts[-1]} are deleted for good.{served}"
+
+
+def of_rollback(client: Client, alias: str, _: Values) -> str:
+    moves = client.alias_moves(alias)
+    if len(moves) < 2 or moves[1].version is None:
+        return ""
+    now, before = (f"{move.run}@{move.version}" for move in moves[:2])
+    return f"{alias} serves {before} again instead of {now}. Nothing is deleted; the next rollback leads forth again."
+
+
+def of_unalias(client: Client, alias: str, _: Values) -> str:
+    return f"Who asks for {alias} is told that there is no such model, from then on. The version stays."
+
+
+def of_end(client: Client, pool: str, _: Values) -> str:
+    return f"The base of {pool} is loaded again when a run or a request needs it, which takes its time."
+
+
+def is_over(run: Run) -> bool:
+    return RunState(run.state).is_over
+
+
+def newest(checkpoints: list[Checkpoint]) -> int | None:
+    return max((one.step for one in checkpoints), default=None)
+
+
+def steps(saved: int, step: int) -> str:
+    return f"Step {step} is" if step == saved + 1 else f"Steps {saved + 1} to {step} are"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

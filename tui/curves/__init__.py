@@ -1,0 +1,1 @@
+"""Curves of runs: read steps, make series of them, and draw them."""

@@ -1,0 +1,223 @@
+"""A chart on the screen: a title, a picture of curves, a cursor. Each line is made once and kept until it changes."""
+
+from __future__ import annotations
+
+from rich.color import Color as RichColor
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.color import Color
+from textual.geometry import Size
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from lorad.tui.curves.drawing import GUTTER, Picture, Plot, draw
+from lorad.tui.curves.plot import MARKS
+
+DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
+LIGHT = ("#0068a8", "#b84a00", "#1b7a2f", "#b0176a", "#5b35b5", "#7a6a00")
+ANSI = ("cyan", "blue", "green", "red", "magenta", "yellow")
+RUNS = len(DARK)  # at most as many at once: more cannot be told apart
+
+
+class Chart(Widget):
+    """`show` gives it something to draw, `point` a title and a cursor. index: its place among the charts."""
+
+    DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
+
+    class Pointed(Message):
+        """The mouse is over a step, or (None) left; `clicked`, or turned its wheel by `zoomed` notches."""
+
+        def __init__(self, index: int, step: int | None, *, clicked: bool = False, zoomed: int = 0) -> None:
+            super().__init__()
+            self.index, self.step, self.clicked, self.zoomed = index, step, clicked, zoomed
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self._plot: Plot | None = None
+        self._title, self._flags, self._empty = Text(), "", ""
+        self._cursor: int | None = None
+        self._picture: Picture | None = None
+        self._strips: list[Strip] | None = None
+        self._drawn: Plot | None = None  # of which the picture is, in so much room
+        self._room = Size()
+        self._looks: Looks | None = None
+        self._pointed: int | None = None
+
+    def show(self, plot: Plot | None, *, flags: str = "", empty: str = "") -> None:
+        """flags: said at the right, beside how many spikes were cut; empty: said where there is nothing to draw."""
+        self._plot, self._flags, self._empty = plot, flags, empty
+        self._again()
+
+    def point(self, step: int | None, title: Text) -> None:
+        """Curves stay as they are."""
+        if (step, title) != (self._cursor, self._title):
+            self._cursor, self._title = step, title
+            self._again()
+
+    def on_resize(self) -> None:
+        self._again()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._strips = self._looks = None
+
+    def _again(self) -> None:
+        self._strips = None
+        self.refresh()
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+    def render_line(self, y: int) -> Strip:
+        if self._strips is None:
+            self._strips = self._lines()
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+
+    def _lines(self) -> list[Strip]:
+        width, height = self.size
+        if self._plot is not self._drawn or self._room != self.size:
+            self._picture = draw(self._plot, width, height - 1) if self._plot else None
+            self._drawn, self._room = self._plot, self.size
+        looks = self._looks = self._looks or Looks(self)
+        if self._picture is None:
+            said = Segment((" " * GUTTER + self._empty)[:width], looks["label"])
+            return [self._head(looks), Strip([]), Strip([said]).adjust_cell_length(width)]
+        return [self._head(looks), *body(self._picture, self._cursor_cell(), self._cursor, looks)]
+
+    def _cursor_cell(self) -> int | None:
+        plot, step = self._plot, self._cursor
+        if self._picture is None or plot is None or step is None or not plot.first <= step <= plot.last:
+            return None
+        return GUTTER + self._picture.across(step) // 2
+
+    def _head(self, looks: Looks) -> Strip:
+        cut = f"{self._picture.cut} beyond " if self._picture and self._picture.cut else ""
+        flags, width = f" {cut}{self._flags}".rstrip(), self.size.width
+        room = max(width - len(flags), 0)
+        title = Strip(self._title.render(self.app.console), self._title.cell_len).adjust_cell_length(room)
+        return Strip([*title, Segment(flags[:width], looks["flags"])]).adjust_cell_length(width).apply_style(looks.base)
+
+    # -- the mouse ---------------------------------------------------------------------------------------------------
+    def step_at(self, x: int) -> int | None:
+        """Under a cell of this widget."""
+        if self._picture is None or x < GUTTER:
+            return None
+        return round(self._picture.across.value(2 * (x - GUTTER) + 0.5))
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        step = self.step_at(event.x)
+        if step != self._pointed:
+            self._pointed = step
+            self.post_message(self.Pointed(self.index, step))
+
+    def on_leave(self) -> None:
+        if self._pointed is not None:
+            self._pointed = None
+            self.post_message(self.Pointed(self.index, None))
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(self.Pointed(self.index, self.step_at(event.x), clicked=True))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.post_message(self.Pointed(self.index, self.step_at(event.x), zoomed=-1))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.post_message(self.Pointed(self.index, self.step_at(event.x), zoomed=1))
+
+
+class Looks(dict[str, Style]):
+    """The styles of a picture, by name, in the theme of now."""
+
+    def __init__(self, widget: Widget) -> None:
+        super().__init__()
+        self._ansi = widget.app.native_ansi_color
+        *_, self._ground, self._fore = widget.colors
+        self.base = Style(color=widget.rich_style.color, bgcolor=widget.rich_style.bgcolor)
+        theme = widget.app.current_theme
+        self._colors = ANSI if self._ansi else DARK if theme.dark else LIGHT
+        self._faint = 0.55 if theme.dark else 0.5
+
+    @property
+    def colors(self) -> tuple[str, ...]:
+        """Of runs, by place; the last one is also that of markers."""
+        return self._colors
+
+    def __missing__(self, name: str) -> Style:
+        self[name] = style = self.base + self._made(name)
+        return style
+
+    def _made(self, name: str) -> Style:
+        kind, place = name.rstrip("0123456789"), int(name[-1]) if name[-1].isdigit() else 0
+        color = self._colors[place % RUNS]
+        match kind:
+            case "run":
+                return Style(color=color)
+            case "letter":
+                return Style(color=color, bold=True, reverse=True)
+            case "ground":
+                return self._mixed(color, self._faint)
+            case "mark":
+                return Style(color=self._colors[MARKS], bold=True)
+            case "bad" | "cut":
+                return Style(color=self._colors[3], bold=True)
+            case "cursor":
+                return Style(bold=True)
+            case "grid":
+                return self._mixed("", 0.8)
+            case "axis":
+                return self._mixed("", 0.65)
+            case _:
+                return self._mixed("", 0.35)
+
+    def _mixed(self, color: str, part: float) -> Style:
+        """A colour (the text's) with a part of the background."""
+        if self._ansi:
+            return Style(color=color or "bright_black", dim=bool(color))
+        base = Color.parse(color) if color else self._fore
+        mixed = base.blend(self._ground, part)
+        return Style(color=RichColor.from_rgb(mixed.r, mixed.g, mixed.b))
+
+
+def body(picture: Picture, cursor: int | None, step: int | None, looks: Looks) -> list[Strip]:
+    """The cells as lines; the cursor is a column between them."""
+    lines = []
+    for chars, names in zip(picture.chars[:-1], picture.looks[:-1], strict=True):
+        if cursor is not None and cursor < len(chars):
+            chars, names = chars.copy(), names.copy()
+            if chars[cursor] in " ┈":
+                chars[cursor] = "│"
+            names[cursor] = "cursor"
+        lines.append(line(chars, names, looks))
+    return [*lines, line(*below(picture, cursor, step), looks)]
+
+
+def below(picture: Picture, cursor: int | None, step: int | None) -> tuple[list[str], list[str]]:
+    """The numbers of x, that of the cursor among them."""
+    chars, names = picture.chars[-1].copy(), picture.looks[-1].copy()
+    if cursor is None or step is None:
+        return chars, names
+    told = f" {step:,} "
+    start = min(max(cursor - len(told) // 2, 0), max(len(chars) - len(told), 0))
+    while start and chars[start - 1].strip() and chars[start].strip():  # half a number would be another one
+        start, told = start - 1, f" {told}"
+    for i, char in enumerate(told[: len(chars) - start]):
+        chars[start + i], names[start + i] = char, "cursor"
+    for i in range(start + len(told), len(chars)):
+        if not chars[i].strip():
+            break
+        chars[i] = " "
+    return chars, names
+
+
+def line(chars: list[str], names: list[str], looks: Looks) -> Strip:
+    segments, begin, before, text = list[Segment](), 0, names[0] if names else "", "".join(chars)
+    for at, name in enumerate(names):
+        if name != before:
+            segments.append(Segment(text[begin:at], looks[before]))
+            begin, before = at, name
+    segments.append(Segment(text[begin:], looks[before]))
+    return Strip(segments, len(chars))

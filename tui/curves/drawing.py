@@ -1,0 +1,244 @@
+"""A chart in text: curves of Braille dots over one pair of axes, markers, round numbers beside them.
+
+It is drawn into cells, each with a character and the name of its look; colours are the widget's. A stretch of x that
+falls onto one column of dots is one stroke from its smallest to its largest value, so that no spike is lost.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lorad.tui.curves.axes import bare, decades, labels, ticks
+from lorad.tui.curves.braille import Canvas
+from lorad.tui.curves.series import between
+
+DASHES = ("1", "1110", "10", "111010", "1100", "11111010")  # which cells of a curve are drawn, by the run's place
+MARKER, BAD, UP, DOWN = "◆", "✗", "▴", "▾"
+TRIMMED = 0.03  # of the strokes at either end may lie outside, where they are far from all others
+FAR = 1.5  # times the height of the others
+MARGIN = 0.04  # above and below
+LARGEST = 1e300  # twice as much is still a number
+GUTTER = 8  # cells before the plot, the same for all charts, so that they stand below each other
+
+
+@dataclass(frozen=True)
+class Curve:
+    """place: of its run, 0 first. ground: drawn faintly beneath the others."""
+
+    xs: array[int]
+    ys: array[float]
+    place: int = 0
+    letter: str = ""
+    ground: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What is drawn: curves, the first beneath; marks and bad (x without a number) of the first run.
+
+    log: y are exponents of ten. spikes: nothing may lie outside.
+    """
+
+    curves: Sequence[Curve]
+    first: int
+    last: int
+    marks: Sequence[tuple[int, float]] = ()
+    bad: Sequence[int] = ()
+    log: bool = False
+    spikes: bool = False
+
+
+class Stroke(NamedTuple):
+    """What one column of dots holds."""
+
+    column: int
+    first: float
+    low: float
+    high: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values onto dots, first..last at 0..dots-1; what is outside lands at the edge."""
+
+    first: float
+    last: float
+    dots: int
+
+    def __call__(self, value: float) -> int:
+        if self.last == self.first:
+            return self.dots // 2
+        dot = int((value - self.first) / (self.last - self.first) * (self.dots - 1) + 0.5)
+        return dot if 0 <= dot < self.dots else 0 if dot < 0 else self.dots - 1
+
+    def all(self, values: Sequence[float]) -> list[int]:
+        """The same for many."""
+        if self.last == self.first:
+            return [self.dots // 2] * len(values)
+        first, each, most = self.first, (self.dots - 1) / (self.last - self.first), self.dots - 1
+        dots = [int((value - first) * each + 0.5) for value in values]
+        if min(dots) < 0 or max(dots) > most:
+            return [min(max(dot, 0), most) for dot in dots]
+        return dots
+
+    def value(self, dot: float) -> float:
+        return self.first + (self.last - self.first) * min(max(dot / max(self.dots - 1, 1), 0.0), 1.0)
+
+
+@dataclass
+class Picture:
+    """chars[row][cell] and their looks: axis, grid, label, mark, bad, cut, letter, ground0.., run0..
+
+    cut: strokes that lie outside. The last row are the numbers of x.
+    """
+
+    chars: list[list[str]]
+    looks: list[list[str]]
+    across: Scale = field(default_factory=lambda: Scale(0.0, 0.0, 2))
+    cut: int = 0
+
+    def put(self, row: int, cell: int, char: str, look: str) -> None:
+        self.chars[row][cell], self.looks[row][cell] = char, look
+
+    def write(self, row: int, cell: int, text: str, look: str) -> None:
+        for i, char in enumerate(text):
+            if 0 <= cell + i < len(self.chars[row]):
+                self.put(row, cell + i, char, look)
+
+
+def strokes(curve: Curve, across: Scale) -> list[Stroke]:
+    """Of what lies within the scale, one for each column of dots that has a point."""
+    xs, ys, first = curve.xs, curve.ys, across.first
+    begin, end = between(xs, int(first), int(across.last))
+    found, width = list[Stroke](), (across.last - first) / max(across.dots - 1, 1)
+    if begin < end and not width:
+        return [Stroke(across(first), *(ys[begin],) * 4)]
+    while begin < end:
+        column = int((xs[begin] - first) / width + 0.5)
+        after = bisect_left(xs, first + (column + 0.5) * width, begin + 1, end)
+        if after == begin + 1:
+            found.append(Stroke(column, *(ys[begin],) * 4))
+        else:
+            part = ys[begin:after]
+            found.append(Stroke(column, part[0], min(part), max(part), part[-1]))
+        begin = after
+    return found
+
+
+def bounds(plot: Plot, drawn: Sequence[tuple[Curve, list[Stroke]]]) -> tuple[float, float]:
+    """The smallest and largest y to show: of all, but for spikes far from all others. Raises ValueError for nothing."""
+    ends = [extent([y for stroke in of for y in stroke[2:4]], trim=not plot.spikes) for _, of in drawn]
+    values = [y for x, y in plot.marks if plot.first <= x <= plot.last]
+    low = max(min([*(low for low, _ in ends), *values]), -LARGEST)
+    high = min(max([*(high for _, high in ends), *values]), LARGEST)
+    room = (high - low) * MARGIN or abs(high) * 0.1 or 1.0
+    bottom = low - room
+    return (0.0 if low >= 0.0 > bottom and not plot.log else bottom), high + room
+
+
+def extent(values: list[float], *, trim: bool) -> tuple[float, float]:
+    values.sort()
+    many = int(len(values) * TRIMMED) + 1
+    if not trim or len(values) < 12:
+        return values[0], values[-1]
+    low, high = values[many], values[-1 - many]
+    far = (high - low) * FAR
+    return (low if low - values[0] > far > 0 else values[0]), (high if values[-1] - high > far > 0 else values[-1])
+
+
+def draw(plot: Plot, width: int, height: int) -> Picture | None:
+    """So many cells; None where there is nothing to draw, or no room."""
+    rows = height - 1
+    if width < GUTTER + 4 or rows < 2:
+        return None
+    picture = Picture([[" "] * width for _ in range(rows + 1)], [["axis"] * width for _ in range(rows + 1)])
+    picture.across = Scale(plot.first, plot.last, (width - GUTTER) * 2)
+    drawn = [(curve, of) for curve in plot.curves if (of := strokes(curve, picture.across))]
+    if not drawn and not any(plot.first <= x <= plot.last for x, _ in plot.marks):
+        return None
+    low, high = bounds(plot, drawn)
+    up = Scale(high, low, rows * 4)
+    _axes(picture, plot, up)
+    for curve, of in drawn:
+        _curve(picture, curve, of, up)
+    _letters(picture, drawn, up)
+    _marks(picture, plot, up)
+    _below(picture, plot)
+    return picture
+
+
+def _axes(picture: Picture, plot: Plot, up: Scale) -> None:
+    rows, width = up.dots // 4, len(picture.chars[0])
+    for row in range(rows):
+        picture.put(row, GUTTER - 1, "│", "axis")
+    for value, text in zip(*numbers(plot, up.last, up.first, rows), strict=True):
+        row = up(value) // 4
+        picture.write(row, 0, f"{text[: GUTTER - 1]:>{GUTTER - 1}}┤", "label")
+        picture.write(row, GUTTER, "┈" * (width - GUTTER), "grid")
+
+
+def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
+    """Where round numbers stand, and how they are written."""
+    if plot.log:
+        at = decades(low, high, rows // 3)
+        return at, [bare(10.0**value) for value in at]
+    at = ticks(low, high, max(rows // 4, 2))
+    return at, labels(at)
+
+
+def _curve(picture: Picture, curve: Curve, of: list[Stroke], up: Scale) -> None:
+    canvas = Canvas(picture.across.dots, up.dots)
+    columns, firsts, lows, highs, lasts = zip(*of, strict=True)
+    canvas.strokes(columns, up.all(firsts), up.all(highs), up.all(lows), up.all(lasts))
+    if not curve.ground:
+        canvas.dash(DASHES[curve.place % len(DASHES)])
+    look, chars, looks = f"{'ground' if curve.ground else 'run'}{curve.place}", picture.chars, picture.looks
+    for row, cell, glyph in canvas.cells():
+        chars[row][GUTTER + cell], looks[row][GUTTER + cell] = glyph, look
+    if not curve.ground:
+        _outside(picture, of, up)
+
+
+def _outside(picture: Picture, of: list[Stroke], up: Scale) -> None:
+    """Spikes that were cut off, told by a sign where they leave."""
+    top, bottom = up.first, up.last
+    for one in of:
+        if one.high > top or one.low < bottom:
+            row, sign = (0, UP) if one.high > top else (up.dots // 4 - 1, DOWN)
+            picture.put(row, GUTTER + one.column // 2, sign, "cut")
+            picture.cut += 1
+
+
+def _letters(picture: Picture, drawn: list[tuple[Curve, list[Stroke]]], up: Scale) -> None:
+    """On each curve, near its end, each at a place of its own: which run it is of."""
+    for curve, of in drawn:
+        if curve.letter and not curve.ground:
+            here = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]
+            picture.put(up(here.last) // 4, GUTTER + here.column // 2, curve.letter, f"letter{curve.place}")
+
+
+def _marks(picture: Picture, plot: Plot, up: Scale) -> None:
+    for x, y in plot.marks:
+        if plot.first <= x <= plot.last:
+            picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, MARKER, "mark")
+    for x in plot.bad[slice(*between(array("q", plot.bad), plot.first, plot.last))]:
+        picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, BAD, "bad")
+
+
+def _below(picture: Picture, plot: Plot) -> None:
+    """Round numbers of x, each under its place."""
+    row, width = len(picture.chars) - 1, len(picture.chars[0])
+    room = max((width - GUTTER) // 12, 1)
+    at = ticks(plot.first, plot.last, room, least=1.0)
+    taken = GUTTER - 1
+    for value, text in zip(at, labels(at), strict=True):
+        cell = GUTTER + picture.across(value) // 2 - len(text) // 2
+        cell = min(max(cell, GUTTER - 1), width - len(text))
+        if cell > taken or taken == GUTTER - 1:
+            picture.write(row, cell, text, "label")
+            taken = cell + len(text)

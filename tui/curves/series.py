@@ -1,0 +1,216 @@
+"""What is kept of the steps of runs, to draw curves of it: series by metric, smoothed or logarithmic, and the part of
+them that is looked at. Bounded memory for any number of steps: of a long run every n-th step is kept, and in a window
+of it more of them (`Track.detail`)."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lorad.client.shapes import Step
+
+KEPT = 8192  # at most as many points of a metric
+FINE = 2048  # and as many of a window
+FACTS = ("version", "attempt", "at")  # of a step besides its metrics
+
+
+class View:
+    """Points of a series, smoothed by an exponential moving average of `weight` (as TensorBoard does: begun without
+    bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
+
+    def __init__(self, weight: float, log: bool) -> None:
+        self.xs, self.ys, self.left = array("q"), array("d"), array("q")
+        self._weight, self._log = weight, log
+        self._seen, self._sum, self._share = 0, 0.0, 0.0
+
+    def follow(self, xs: array[int], ys: array[float]) -> None:
+        """Take what is new at the end."""
+        weight = self._weight
+        for i in range(self._seen, len(xs)):
+            self._sum = weight * self._sum + (1.0 - weight) * ys[i]
+            self._share = weight * self._share + (1.0 - weight)
+            value = self._sum / self._share
+            if not self._log:
+                self.xs.append(xs[i])
+                self.ys.append(value)
+            elif ys[i] > 0.0 and value > 0.0:
+                self.xs.append(xs[i])
+                self.ys.append(math.log10(value))
+            else:
+                self.left.append(xs[i])
+        self._seen = len(xs)
+
+
+class Series:
+    """Points in order of x. What is not a finite number is left out, its x stands in `bad`."""
+
+    def __init__(self) -> None:
+        self.xs, self.ys, self.bad, self.left = array("q"), array("d"), array("q"), array("q")
+        self._views: dict[tuple[float, bool], View] = {}
+
+    def add(self, x: int, y: Any) -> None:
+        if isinstance(y, int | float) and math.isfinite(y):
+            self.xs.append(x)
+            self.ys.append(float(y))
+        else:
+            self.bad.append(x)
+
+    def extend(self, later: Series) -> None:
+        self.xs.extend(later.xs)
+        self.ys.extend(later.ys)
+        self.bad.extend(later.bad)
+
+    def view(self, weight: float, log: bool) -> Series | View:
+        """Up to date."""
+        if not weight and not log:
+            return self
+        view = self._views.setdefault((weight, log), View(weight, log))
+        view.follow(self.xs, self.ys)
+        return view
+
+    def at(self, x: int, within: int = 0) -> float | None:
+        """The value of x, NaN if that is none, or of the x nearest to it that is at most `within` away."""
+        i, j = bisect_left(self.xs, x), bisect_left(self.bad, x)
+        if i < len(self.xs) and self.xs[i] == x:
+            return self.ys[i]
+        if j < len(self.bad) and self.bad[j] == x:
+            return math.nan
+        near = min(range(max(i - 1, 0), min(i + 1, len(self.xs))), key=lambda j: abs(self.xs[j] - x), default=None)
+        return None if near is None or abs(self.xs[near] - x) > within else self.ys[near]
+
+    def keep(self, every: int) -> None:
+        """Of x only the multiples."""
+        kept = [i for i, x in enumerate(self.xs) if x % every == 0]
+        self.xs, self.ys = array("q", (self.xs[i] for i in kept)), array("d", (self.ys[i] for i in kept))
+        self.bad = array("q", (x for x in self.bad if x % every == 0))
+        self._views.clear()
+
+
+class Track:
+    """A run: a series for each metric, of every `every`-th step and the last one. detail: more of a window of it."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = every
+        self.steps = array("q")
+        self.series: dict[str, Series] = {}
+        self.evals = Series()
+        self.detail: Detail | None = None
+
+    def add(self, steps: Iterable[Step]) -> None:
+        """Steps after those that are there, as the client gives them."""
+        for step in steps:
+            number = step.step
+            self.steps.append(number)
+            for key, value in (*step.metrics.items(), *((fact, getattr(step, fact)) for fact in FACTS)):
+                series = self.series.get(key)
+                if series is None:
+                    series = self.series[key] = Series()
+                series.add(number, value)
+
+    def join(self, later: Track) -> None:
+        """Take the steps of another one, which come after these."""
+        if later.steps and self.steps and self.steps[-1] % self.every:
+            self.thin(self.every)  # it was there because it was the last
+        self.steps.extend(later.steps)
+        for key, series in later.series.items():
+            self.series.setdefault(key, Series()).extend(series)
+
+    def thin(self, every: int) -> None:
+        self.every = every
+        self.steps = array("q", (step for step in self.steps if step % every == 0))
+        for series in self.series.values():
+            series.keep(every)
+
+    def of(self, metric: str) -> Series:
+        return self.evals if metric == "eval" else self.series.get(metric) or Series()
+
+    def within(self, first: int, last: int) -> Track:
+        """That which knows most of a window."""
+        return self.detail.track if self.detail and self.detail.covers(first, last) else self
+
+    def values(self, step: int, beginning: str = "") -> dict[str, float]:
+        """Of one step that is kept; of the metrics whose names begin so."""
+        found = ((key, series.at(step)) for key, series in self.series.items() if key.startswith(beginning))
+        return {key: value for key, value in found if value is not None}
+
+    def nearest(self, step: int, by: int = 0) -> int | None:
+        """The kept step nearest to `step`, or `by` of them further on."""
+        if not self.steps:
+            return None
+        i = bisect_left(self.steps, step)
+        if i == len(self.steps) or (i and step - self.steps[i - 1] < self.steps[i] - step):
+            i -= 1
+        return self.steps[min(max(i + by, 0), len(self.steps) - 1)]
+
+
+@dataclass
+class Detail:
+    """More of the steps first..last of a run."""
+
+    first: int
+    last: int
+    track: Track
+
+    def covers(self, first: int, last: int) -> bool:
+        return self.first <= first and last <= self.last
+
+
+def stride(steps: int, kept: int) -> int:
+    """A power of two, so that at most `kept` of so many steps are multiples."""
+    every = 1
+    while steps // every > kept:
+        every *= 2
+    return every
+
+
+@dataclass
+class Window:
+    """The part that is looked at: `span` steps (None: all) until `end` (None: the newest one, whatever comes)."""
+
+    span: int | None = None
+    end: int | None = None
+
+    def bounds(self, first: int, last: int) -> tuple[int, int]:
+        """Of steps first..last."""
+        if self.span is None or last - first < self.span:
+            return first, last
+        end = last if self.end is None else min(max(self.end, first + self.span - 1), last)
+        return end - self.span + 1, end
+
+    def zoom(self, factor: float, at: int | None, first: int, last: int) -> None:
+        """Wider (above 1) or narrower, about a step, which stays where it is; without one, about the end."""
+        low, high = self.bounds(first, last)
+        span = max(round((high - low + 1) * factor), 4)
+        if span > last - first:
+            self.span = self.end = None
+            return
+        at = high if at is None else min(max(at, low), high)
+        end = at + round((high - at) * factor)
+        self.span, self.end = span, None if end >= last else end
+
+    def reveal(self, step: int, first: int, last: int) -> None:
+        """Move as little as it takes to have a step within."""
+        low, high = self.bounds(first, last)
+        if self.span is not None and not low <= step <= high:
+            end = step + self.span - 1 if step < low else step
+            self.end = None if end >= last else end
+
+    def move(self, part: float, first: int, last: int) -> None:
+        """By a part of its width."""
+        if self.span is not None:
+            _, high = self.bounds(first, last)
+            end = high + (round(self.span * part) or (1 if part > 0 else -1))
+            self.end = None if end >= last else max(end, first + self.span - 1)
+
+    def tail(self, span: int | None) -> None:
+        """The last steps, whatever comes."""
+        self.span, self.end = span, None
+
+
+def between(xs: array[int], first: int, last: int) -> tuple[int, int]:
+    """Indices of first <= x <= last."""
+    return bisect_left(xs, first), bisect_right(xs, last)

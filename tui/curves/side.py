@@ -1,0 +1,51 @@
+"""Beside the curves: the figures of a step and, where it is high enough, where its seconds went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from lorad.tui.curves.step_table import Colors, Values, column, figures
+from lorad.tui.widgets.line import Line
+
+Before = Callable[[int], Iterable[tuple[int, Values]]]
+HIGH = 28  # lines, from which on the seconds stand here
+
+
+class Side(Vertical):
+    DEFAULT_CSS = """
+    Side { width: 25; padding: 0 1 0 2; }
+    Side Line { text-wrap: nowrap; text-overflow: clip; }
+    Side #curves-figures { height: auto; }
+    Side #curves-column { height: 1fr; margin-top: 1; }
+    """
+
+    _told: tuple[int | None, Values, Before, Colors] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Line(id="curves-figures")
+        yield Line(id="curves-column")
+
+    @property
+    def tells_seconds(self) -> bool:
+        return self.display and self.size.height >= HIGH and self.size.width >= 28
+
+    def tell(self, step: int | None, values: Values, before: Before, colors: Colors) -> None:
+        """before: so many steps before this one, newest first."""
+        self._told = step, values, before, colors
+        width, height = self.size
+        if not self.display or not width:
+            return
+        table = figures(step, values, width, height)
+        self.query_one("#curves-figures", Line).say(table)
+        room = height - table.plain.count("\n") - 2
+        upright = column(values, before(room), width, room, colors) if self.tells_seconds else []
+        self.query_one("#curves-column", Line).say(Text("\n", no_wrap=True).join(upright))
+
+    def on_resize(self) -> None:
+        """What was told is laid out for the new size."""
+        if self._told is not None:
+            self.tell(*self._told)

@@ -1,0 +1,157 @@
+"""The steps of the runs whose curves are shown, read so that each crosses the socket once, a page at a time.
+
+Of a run with very many steps the server sends every n-th one; of the window that is looked at, more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lorad.client.client import Client
+from lorad.client.shapes import Evaluation, Run
+from lorad.tui.curves.series import FINE, KEPT, Detail, Series, Track, stride
+from lorad.tui.feed import Changes
+
+PAGE = 2000  # steps in one answer
+
+
+@dataclass
+class Part:
+    """News of a run. reset: forget what was there, this is another attempt. every: from now on only multiples of it are
+    kept. steps: those that follow. evals: None when unchanged. detail: another one; finer: steps that follow in it.
+    more: there are further ones to read. gone: why it cannot be read."""
+
+    run: str
+    reset: bool = False
+    every: int = 1
+    steps: Track | None = None
+    evals: Series | None = None
+    detail: Detail | None = None
+    finer: Track | None = None
+    more: bool = False
+    gone: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.reset or self.steps or self.evals or self.detail or self.finer or self.gone)
+
+    def applied(self, track: Track | None) -> Track:
+        """What is known of the run now."""
+        if track is None or self.reset:
+            track = Track(self.every)
+        if self.every > track.every:
+            track.thin(self.every)
+        if self.steps is not None:
+            track.join(self.steps)
+        if self.evals is not None:
+            track.evals = self.evals
+        if self.detail is not None:
+            track.detail = self.detail
+        if self.finer is not None and track.detail is not None:
+            track.detail.track.join(self.finer)
+            track.detail.last = self.finer.steps[-1]
+        return track
+
+
+@dataclass
+class Place:
+    """How far a run was read. window: the steps first..last of its detail, every so many of them."""
+
+    life: tuple[Any, ...]
+    every: int
+    step: int = 0
+    more: bool = True
+    window: tuple[int, int, int] | None = None
+
+
+class StepReader:
+    """Remembers how far it read. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+
+    def read(
+        self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
+    ) -> list[Part]:
+        """Of `run`, as `show` has it, and other runs by name; window: the steps that are looked at, None: all.
+
+        When anything fails, nothing of it counts as read.
+        """
+        try:
+            return [part for part in self._parts(client, changes, run, others, window) if part]
+        except BaseException:
+            self._places.clear()
+            raise
+
+    def _parts(
+        self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
+    ) -> list[Part]:
+        rows = {run.name: run}
+        for name in set(self._places) - {run.name, *others}:
+            del self._places[name]
+        asked = [name for name in others if self._is_due(name, changes)]
+        if asked:
+            rows |= {row.name: row for row in client.named(asked)}
+        gone = [Part(name, gone=f"There is no run {name}.") for name in asked if name not in rows]
+        return [self._part(client, changes, row, window) for row in rows.values()] + gone
+
+    def _is_due(self, name: str, changes: Changes) -> bool:
+        place = self._places.get(name)
+        return place is None or place.more or changes.touch(name)
+
+    def _part(self, client: Client, changes: Changes, row: Run, window: tuple[int, int] | None) -> Part:
+        """A resume rewinds: then everything is read anew."""
+        name, life = row.name, (row.created_at, row.attempt)
+        place = self._places.get(name)
+        reset = place is None or place.life != life
+        if place is None or reset:
+            place = self._places[name] = Place(life, stride(row.step, KEPT))
+        part = Part(name, reset, place.every)
+        if reset or place.more or changes.touch(name):
+            self._steps(client, place, part)
+        if reset or changes.touch(name, "eval"):
+            part.evals = scores(client.evals(name))
+        if window is not None and place.every > 1 and not place.more:
+            self._window(client, place, part, *window)
+        return part
+
+    def _steps(self, client: Client, place: Place, part: Part) -> None:
+        steps = client.steps(part.run, after=place.step, limit=PAGE, every=place.every)[:PAGE]
+        steps = [step for step in steps if step.step > place.step]
+        part.more = place.more = len(steps) == PAGE
+        if steps:
+            part.steps = Track(place.every)
+            part.steps.add(steps)
+            place.step = steps[-1].step
+        place.every = part.every = max(place.every, stride(place.step, KEPT))
+
+    def _window(self, client: Client, place: Place, part: Part, first: int, last: int) -> None:
+        """The steps of a window and as many beside it, unless they are there."""
+        last, span = min(last, place.step), max(last - first + 1, 1)
+        every = stride(2 * span, FINE)
+        if every >= place.every or first > last:
+            return
+        known, low, high = place.window, max(first - span // 2, 0), last + span // 2
+        if known and known[2] == every and known[0] <= first <= known[1] and known[1] - known[0] <= 4 * span:
+            if last > known[1] or part.steps:
+                part.finer = self._some(client, part.run, known[1], high, every)
+                end = part.finer.steps[-1] if part.finer else known[1]
+                place.window = (known[0], end, every)
+        else:
+            track = self._some(client, part.run, low - 1, high, every) or Track(every)
+            end = track.steps[-1] if track.steps else last
+            part.detail, place.window = Detail(low, max(end, last), track), (low, end, every)
+
+    def _some(self, client: Client, run: str, after: int, last: int, every: int) -> Track | None:
+        steps = client.steps(run, after=after, limit=2 * FINE, every=every)
+        track = Track(every)
+        track.add(step for step in steps if step.step <= last)
+        return track if track.steps else None
+
+
+def scores(evals: list[Evaluation]) -> Series:
+    series = Series()
+    for one in evals:
+        series.add(one.step, one.score)
+    return series

@@ -1,0 +1,164 @@
+"""The figures of a step as a small table, and where its seconds went as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from lorad.text import number
+from lorad.tui.curves.axes import short
+
+Values = Mapping[str, float]  # of a step, by metric
+Colors = Sequence[str]  # of runs, by place
+
+FIGURES = (  # name shown, key, digits
+    ("reward", "reward", 3),
+    ("reward ±", "reward_std", 3),
+    ("loss", "loss", 4),
+    ("kl", "kl", 4),
+    ("entropy", "entropy", 3),
+    ("grad norm", "grad_norm", 3),
+    ("lr", "lr", None),
+    ("mismatch", "logprob_difference", None),
+    ("clipped", "clip_fraction", 3),
+    ("length", "response_length", 1),
+    ("truncated", "truncated", 3),
+    ("flat groups", "zero_variance_groups", 0),
+    ("tok/s", "tokens_per_second", 0),
+    ("seconds", "seconds", 2),
+    ("staleness", "staleness", 0),
+    ("trainer tok/s", "trainer_tokens_per_second", 0),
+    ("mfu", "mfu", 3),
+    ("ratio", "ratio", 4),
+)
+USUAL = ("reward", "reward_std", "loss", "kl", "entropy", "grad_norm", "logprob_difference", "clip_fraction")
+"""What has its place also in a step in which it was not measured."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A part of a step: a pattern, and the place of its colour among those of runs."""
+
+    name: str
+    fill: str
+    place: int
+
+
+VERBS = (
+    Verb("sample", "█", 2),
+    Verb("score", "▚", 5),
+    Verb("weigh", "▞", 1),
+    Verb("train", "▓", 0),
+    Verb("publish", "▒", 3),
+    Verb("attest", "░", 4),
+    Verb("other", "·", 1),
+)
+
+
+def figures(step: int | None, values: Values, width: int, height: int) -> Text:
+    """Of a step, in one column or, where that does not fit, in two."""
+    if step is None:
+        return Text("no step yet", style="dim")
+    pairs = [(name, value(values.get(key), digits)) for name, key, digits in FIGURES if key in values or key in USUAL]
+    version = f"  @{values['version']:.0f}" if "version" in values else ""
+    head = Text.assemble((f"step {step:,}", "bold"), version)
+    columns = 2 if width >= 40 else 1
+    rows = pairs[: (height - 1) * columns]
+    each = width // columns - 1
+    lines = [row(rows[i : i + columns], each) for i in range(0, len(rows), columns)]
+    return Text("\n", no_wrap=True).join([head, *lines])
+
+
+def row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
+    return Text("  ").join(Text.assemble((name, "dim"), f"{told:>{width - len(name)}}") for name, told in pairs)
+
+
+def value(number_: float | None, digits: int | None) -> str:
+    """At most 8 characters; without `digits` as many as matter."""
+    if number_ is None:
+        return "-"
+    text = short(number_) if digits is None or number_ != number_ else number(number_, digits)
+    return text if len(text) <= 8 else short(number_)
+
+
+def spent(values: Values) -> dict[str, float]:
+    """Seconds of a step by verb, in order. That of attesting is a part of publishing; what no verb took is `other`."""
+    known = {verb.name: values[key] for verb in VERBS if (key := f"seconds_{verb.name}") in values}
+    if "attest" in known and "publish" in known:
+        known["publish"] = max(known["publish"] - known["attest"], 0.0)
+    rest = values.get("seconds", 0.0) - sum(known.values())
+    if known and rest > 0.005 * values.get("seconds", 0.0):
+        known["other"] = rest
+    return {verb.name: known[verb.name] for verb in VERBS if known.get(verb.name, -1.0) >= 0.0}
+
+
+def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | None = None) -> Text:
+    """Stacked; `most` seconds fill the width, without it as many as there are."""
+    total, stacked, done = sum(seconds.values()), Text(no_wrap=True), 0.0
+    if not total > 0.0:
+        return stacked
+    scale = width / max(most or total, total)
+    for verb in VERBS:
+        part = seconds.get(verb.name, 0.0)
+        cells = round((done + part) * scale) - round(done * scale)
+        stacked.append(verb.fill * cells, colors[verb.place])
+        done += part
+    return stacked
+
+
+def shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
+    """Of each verb its pattern, seconds and share."""
+    total = sum(seconds.values()) or 1.0
+    return [
+        Text.assemble(
+            (verb.fill, colors[verb.place]), f" {verb.name} ", (f"{part:.2f}", "bold"), f" {part / total:.0%}"
+        )
+        for verb in VERBS
+        if (part := seconds.get(verb.name)) is not None
+    ]
+
+
+def where(values: Values, width: int, colors: Colors) -> list[Text]:
+    """Two lines: the bar of a step, and what its parts are. Of a narrow one the least parts are not told."""
+    seconds = spent(values)
+    if not seconds:
+        return []
+    told = list(zip(seconds.values(), shares(seconds, colors), strict=True))
+    while len(told) > 1 and sum(text.cell_len + 2 for _, text in told) - 2 > width:
+        told.remove(min(told, key=lambda pair: pair[0]))
+    return [bar(seconds, width, colors), Text("  ", no_wrap=True).join(text for _, text in told)]
+
+
+def column(values: Values, before: Iterable[tuple[int, Values]], width: int, height: int, colors: Colors) -> list[Text]:
+    """The same upright, with the bars of the steps `before` as a small history, newest first; all on one scale."""
+    seconds = spent(values)
+    if not seconds:
+        return []
+    total = sum(seconds.values())
+    lines = [
+        Text.assemble(("where the time goes", "bold"), f"{total:>{max(width - 21, 0)}.2f} s"),
+        bar(seconds, width, colors),
+    ]
+    lines += [upright(verb, seconds[verb.name], total, colors) for verb in VERBS if verb.name in seconds]
+    room = height - len(lines) - 2
+    past = [(step, found) for step, of in before if (found := spent(of))][: max(room, 0)]
+    if not past:
+        return lines[:height]
+    most = max(sum(found.values()) for _, found in past)
+    digits = max(len(f"{step:,}") for step, _ in past)
+    past_lines = [past_line(step, found, digits, width, most, colors) for step, found in past]
+    return [*lines, Text(), Text("the steps before", style="bold"), *past_lines]
+
+
+def past_line(step: int, seconds: Mapping[str, float], digits: int, width: int, most: float, colors: Colors) -> Text:
+    room = max(width - digits - 9, 0)
+    stacked = bar(seconds, room, colors, most)
+    total = f"{sum(seconds.values()):.2f} s"
+    return Text.assemble((f"{step:>{digits},} ", "dim"), stacked, " " * (room - stacked.cell_len), f"{total:>8}")
+
+
+def upright(verb: Verb, part: float, total: float, colors: Colors) -> Text:
+    share = f"{part / total if total else 0.0:.0%}"
+    return Text.assemble((verb.fill * 2, colors[verb.place]), f" {verb.name:<8}", f"{part:>9.2f} s{share:>6}")

@@ -1,0 +1,261 @@
+"""The curves of a run, with those of others over them, and what a step was made of."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+
+from lorad.client.client import Client
+from lorad.client.shapes import Run, RunDetails
+from lorad.errors import LoradError
+from lorad.text import one_line
+from lorad.tui import keys
+from lorad.tui.curves.axes import short
+from lorad.tui.curves.chart_grid import Charts
+from lorad.tui.curves.chart_widget import RUNS, Chart, Looks
+from lorad.tui.curves.metric_bar import Names
+from lorad.tui.curves.plot import LETTERS, legend, names, plot, title
+from lorad.tui.curves.side import Side
+from lorad.tui.curves.step_reader import Part, StepReader
+from lorad.tui.curves.step_table import where
+from lorad.tui.curves.view_state import Scene
+from lorad.tui.dashboard.run_rows import state_text
+from lorad.tui.feed import Changes
+from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.picker import Choose
+
+if TYPE_CHECKING:
+    from lorad.tui.screens.base import Base
+
+BESIDE = ((130, 44), (100, 30), (72, 25))  # width of the table, from a width of the tab on
+LISTED = 500  # runs that ended, to choose from
+
+
+class Curves(RunTab):
+    TITLE = "curves"
+    BINDINGS = keys.CURVES
+    DEFAULT_CSS = """
+    Curves Names { height: 1; width: 100%; }
+    Curves #curves-middle { height: 1fr; }
+    Curves #curves-legend { height: 1; width: 100%; padding: 0 1; }
+    Curves #curves-where { height: auto; max-height: 2; width: 100%; padding: 0 1; }
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self._reader, self.scene = StepReader(), Scene(run)
+        self._table = True
+        self._colors: tuple[str, ...] = ("",) * RUNS
+
+    def compose(self) -> ComposeResult:
+        yield Names()
+        with Horizontal(id="curves-middle"):
+            yield Charts()
+            yield Side()
+        yield Line(id="curves-legend")
+        yield Line(id="curves-where")
+
+    @property
+    def _on(self) -> Base:
+        return cast("Base", self.screen)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> list[Part] | None:
+        return self._reader.read(client, changes, run, self.scene.others, self.scene.wanted) or None
+
+    def show(self, data: list[Part]) -> None:
+        for part in data:
+            self.scene.take(part)
+            if part.gone:
+                self.notify(one_line(part.gone), markup=False)
+        self.scene.more = any(part.more for part in data)
+        if self.scene.more:
+            self._on.lorad.feed.again()
+        self.draw()
+
+    def command(self) -> str:
+        runs = " ".join(shlex.quote(run) for run in self.scene.tracks)
+        return f"lorad plot {runs} --metric {shlex.quote(self.scene.name)}"
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+    def _each(self) -> Iterator[tuple[str, bool, Chart]]:
+        """Metrics with their charts, and whether keys act on it."""
+        charts = self.query_one(Charts)
+        shown = self.scene.shown(charts.places)
+        for index, chart in zip(shown, charts.use(len(shown)), strict=True):
+            yield self.scene.metrics[index], index == self.scene.metric and len(shown) > 1, chart
+
+    def draw(self) -> None:
+        """Everything."""
+        scene, (low, high) = self.scene, self.scene.bounds()
+        self._colors = Looks(self).colors
+        for metric, _, chart in self._each():
+            drawn, flags = plot(metric, scene.runs, scene.look, low, high)
+            chart.show(drawn, flags=flags, empty="reading …" if scene.more else "nothing to draw yet")
+        shown = scene.shown(self.query_one(Charts).places)
+        self.query_one(Names).offer([names(metric)[0] for metric in scene.metrics], shown, scene.metric)
+        self.query_one("#curves-legend", Line).say(self._legend(low, high))
+        self._point()
+        self._want(low, high)
+
+    def _point(self) -> None:
+        """The cursor, and what is told of its step."""
+        scene, step, values = self.scene, self.scene.step, self.scene.values()
+        for metric, now, chart in self._each():
+            chart.point(scene.marked, title(metric, scene.runs, step, self._colors, now=now))
+        side = self.query_one(Side)
+        side.tell(step, values, scene.before, self._colors)
+        below = self.query_one("#curves-where", Line)
+        is_due = self.size.height >= 11 and not side.tells_seconds
+        lines = where(values, self.size.width - 2, self._colors) if is_due else []
+        below.display = bool(lines)
+        below.say(Text("\n").join(lines))
+
+    def _legend(self, low: int, high: int) -> Text:
+        scene, window, (first, last) = self.scene, self.scene.look.window, self.scene.ends()
+        every, smooth = scene.track.within(low, high).every, scene.look.smooth
+        told = legend(list(scene.tracks), self._colors, bool(scene.track.evals.xs))
+        parts = [
+            f"steps {low:,}–{high:,}" + (f" of {first:,}–{last:,}" if window.span else ""),
+            f"every {every}th" if every > 1 else "",
+            "reading …" if scene.more else "",
+            f"ema {smooth:g}" if smooth else "",
+            "spikes within" if scene.look.spikes else "",
+        ]
+        return told.append("  " + " · ".join(part for part in parts if part), "dim")
+
+    def _want(self, low: int, high: int) -> None:
+        """Have the reader bring more of the window, where not all steps are there."""
+        scene, was = self.scene, self.scene.wanted
+        scene.wanted = (low, high) if scene.look.window.span else None
+        if scene.wanted not in (None, was) and scene.track.within(low, high).every > 1:
+            self._on.lorad.feed.again()
+
+    def on_resize(self) -> None:
+        width, height = self.size
+        side, beside = self.query_one(Side), next((cells for least, cells in BESIDE if width >= least), 0)
+        side.display = self._table and beside > 0 and height >= 10
+        side.styles.width = beside
+        self.query_one(Names).display, self.query_one("#curves-legend").display = height >= 6, height >= 9
+        self.call_after_refresh(self.draw)
+
+    # -- the mouse -----------------------------------------------------------------------------------------------------
+    def on_charts_placed(self) -> None:
+        self.draw()
+
+    def on_names_picked(self, event: Names.Picked) -> None:
+        self._go(event.index)
+
+    def on_chart_pointed(self, event: Chart.Pointed) -> None:
+        if event.zoomed:
+            self.scene.zoom(2.0**event.zoomed, event.step)
+            self.draw()
+        elif event.clicked:
+            self.scene.cursor = event.step
+            self._go(self.scene.shown(self.query_one(Charts).places)[event.index])
+        else:
+            self.scene.hover = event.step
+            self._point()
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+    def _go(self, metric: int) -> None:
+        self.scene.go(metric)
+        self._told()
+
+    def _told(self) -> None:
+        self.draw()
+        self._on.offer(self.command(), *self.scene.tracks)
+
+    def action_metric(self, by: int) -> None:
+        self._go(self.scene.metric + by)
+
+    def action_alone(self) -> None:
+        self.scene.alone = not self.scene.alone
+        self.draw()
+
+    def action_cursor(self, by: int) -> None:
+        self.scene.move_cursor(by)
+        self.draw() if self.scene.look.window.span else self._point()
+
+    def action_cursor_to(self, end: int) -> None:
+        self.scene.to_end(last=end < 0)
+        self.draw()
+
+    def action_smooth(self) -> None:
+        self.scene.smooth()
+        self.draw()
+
+    def action_log(self) -> None:
+        self.scene.look.log = not self.scene.look.log
+        self.draw()
+
+    def action_spikes(self) -> None:
+        self.scene.look.spikes = not self.scene.look.spikes
+        self.draw()
+
+    def action_zoom(self, factor: float) -> None:
+        self.scene.zoom(factor, self.scene.cursor)
+        self.draw()
+
+    def action_move(self, part: float) -> None:
+        self.scene.look.window.move(part, *self.scene.ends())
+        self.draw()
+
+    def action_tail(self) -> None:
+        self.scene.tail()
+        self.draw()
+
+    def action_figures(self) -> None:
+        self._table = not self._table
+        self.on_resize()
+
+    @work
+    async def action_choose_metric(self) -> None:
+        options = {metric: metric_line(metric, self.scene.value(metric)) for metric in self.scene.known()}
+        chosen = await self.app.push_screen_wait(Choose("Which metric?", options, self.scene.name))
+        if chosen is not None:
+            self.scene.choose(chosen)
+            self._told()
+
+    @work
+    async def action_compare(self) -> None:
+        """With one more run, or one less."""
+        scene = self.scene
+        try:
+            runs = await asyncio.to_thread(self._on.lorad.client.list, all=True, limit=LISTED)
+        except LoradError as error:
+            self._on.say_error(error)
+            return
+        options = {run.name: run_line(run, scene.others) for run in runs if run.name != scene.run}
+        chosen = await self.app.push_screen_wait(Choose("Compare with which run?", options))
+        if chosen in scene.others:
+            scene.drop(chosen)
+        elif chosen is not None and len(scene.tracks) == RUNS:
+            self.notify(f"More than {RUNS} runs at once cannot be told apart.", markup=False)
+        elif chosen is not None:
+            scene.add(chosen)
+            self._on.lorad.feed.again()
+        self._told()
+
+    def action_uncompare(self) -> None:
+        for run in self.scene.others:
+            self.scene.drop(run)
+        self._told()
+
+
+def metric_line(metric: str, value: float | None) -> Text:
+    return Text.assemble((f"{names(metric)[0]:<22}", "bold"), f"{short(value):>9}  ", (names(metric)[1], "dim"))
+
+
+def run_line(run: Run, shown: tuple[str, ...]) -> Text:
+    letter = LETTERS[shown.index(run.name) + 1] if run.name in shown else " "
+    told = Text.assemble(f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run), no_wrap=True)
+    return told.append(f"  {run.step}/{run.steps or '?'}  {short(run.reward)}", "dim")

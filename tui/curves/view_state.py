@@ -1,0 +1,151 @@
+"""What the curves tab is about, without Textual: which runs, which metrics, which steps, and where the cursor is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lorad.tui.curves.plot import METRICS, SMOOTH, TAILS, Look, extent, nearby
+from lorad.tui.curves.series import FACTS, Track
+from lorad.tui.curves.step_reader import Part
+
+Values = Mapping[str, float]
+
+
+class Scene:
+    """others: runs beside `run`, in the order of the legend. wanted: the window whose steps are asked for, None: all.
+
+    Another thread reads `others` and `wanted`; each is only ever replaced.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.tracks: dict[str, Track] = {run: Track()}
+        self.others: tuple[str, ...] = ()
+        self.wanted: tuple[int, int] | None = None
+        self.look, self.metrics = Look(), list(METRICS)
+        self.metric, self.alone = 0, False  # the current one, by its place; is it shown alone
+        self.cursor: int | None = None  # None: the last step, whatever comes
+        self.hover: int | None = None  # where the mouse is
+        self.more = False  # is there more to read
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+    @property
+    def track(self) -> Track:
+        return self.tracks[self.run]
+
+    @property
+    def runs(self) -> Sequence[Track]:
+        return list(self.tracks.values())
+
+    def take(self, part: Part) -> None:
+        """News of a run. One that is not shown any more is none."""
+        if part.gone:
+            self.drop(part.run)
+        elif part.run in self.tracks:
+            self.tracks[part.run] = part.applied(self.tracks[part.run])
+
+    def add(self, run: str) -> None:
+        self.tracks[run] = Track()
+        self.others = (*self.others, run)
+
+    def drop(self, run: str) -> None:
+        if run in self.others:
+            self.others = tuple(name for name in self.others if name != run)
+            del self.tracks[run]
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self.metrics[self.metric]
+
+    def go(self, metric: int) -> None:
+        self.metric = metric % len(self.metrics)
+
+    def choose(self, metric: str) -> None:
+        if metric not in self.metrics:
+            self.metrics.append(metric)
+        self.metric = self.metrics.index(metric)
+
+    def known(self) -> list[str]:
+        """All metrics that there are, those that are shown first."""
+        return [*self.metrics, *sorted(set(self.track.series) - set(self.metrics) - set(FACTS))]
+
+    def shown(self, places: int) -> range:
+        """By their place among all, so many as there is room for: the page with the current one."""
+        many = 1 if self.alone else min(places, len(self.metrics))
+        first = min(self.metric // many * many, len(self.metrics) - many)
+        return range(first, first + many)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+    def ends(self) -> tuple[int, int]:
+        return extent(self.tracks.values()) or (0, 0)
+
+    def bounds(self) -> tuple[int, int]:
+        """Of the window."""
+        return self.look.window.bounds(*self.ends())
+
+    def near(self, step: int) -> Track:
+        """What is known best about a step of `run`."""
+        low, high = self.bounds()
+        return self.track.within(low, high) if low <= step <= high else self.track
+
+    @property
+    def step(self) -> int | None:
+        """Whose values are told: the cursor's, or the last one that is looked at."""
+        wanted = self.cursor if self.hover is None else self.hover
+        wanted = self.bounds()[1] if wanted is None else wanted
+        return self.near(wanted).nearest(wanted)
+
+    @property
+    def marked(self) -> int | None:
+        """The step to draw the cursor at."""
+        return None if self.cursor is None and self.hover is None else self.step
+
+    def values(self) -> Values:
+        """Of that step, by metric."""
+        step = self.step
+        return {} if step is None else self.near(step).values(step)
+
+    def value(self, metric: str) -> float | None:
+        """Of `run` at that step, or near it."""
+        return nearby(metric, self.track, self.step)
+
+    def before(self, many: int) -> Iterator[tuple[int, Values]]:
+        """The steps before it, newest first, with their seconds."""
+        step = self.step or 0
+        track = self.near(step)
+        end = bisect_left(track.steps, step)
+        return ((one, track.values(one, "seconds")) for one in reversed(track.steps[max(end - many, 0) : end]))
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    def move_cursor(self, by: int) -> None:
+        """By so many steps that are known; the window goes with it."""
+        at = self.cursor if self.cursor is not None else self.bounds()[1]
+        self.cursor = self.near(at).nearest(at, by)
+        self.look.window.reveal(self.cursor or 0, *self.ends())
+
+    def to_end(self, *, last: bool) -> None:
+        """To the first step, or to the last one, whatever comes."""
+        self.cursor = None if last else self.track.nearest(0)
+        if self.look.window.span is not None:
+            self.look.window.end = None if last else 0
+
+    def zoom(self, factor: float, at: int | None) -> None:
+        """About a step; 0: all steps."""
+        if factor:
+            self.look.window.zoom(factor, at, *self.ends())
+        else:
+            self.look.window.tail(None)
+
+    def smooth(self) -> None:
+        self.look.smooth = following(SMOOTH, self.look.smooth)
+
+    def tail(self) -> None:
+        self.look.window.tail(following(TAILS, self.look.window.span))
+
+
+def following(values: Sequence[Any], value: Any) -> Any:
+    """The next of them, and after the last the first."""
+    return values[(values.index(value) + 1) % len(values)] if value in values else values[0]

@@ -1,0 +1,1 @@
+"""The dashboard: every run, pool, device and event at a glance."""

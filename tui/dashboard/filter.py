@@ -1,0 +1,53 @@
+"""The language of the filter: words that must all be there, `field:word` that looks in one place, `!` for not, quotes
+around what has blanks. Case is nothing to it; what is not whole yet narrows by as much as there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from lorad.client.shapes import Run
+from lorad.client.words import why
+
+FIELDS = ("state", "owner", "base", "pool", "alarm")
+WORD = re.compile(rf'(!?)(?:({"|".join(FIELDS)}):)?(?:"([^"]*)"?|(\S*))')
+HINT = "words, state:running, owner:ann, base:qwen, pool:qwen-1, alarm:kl, !word"
+
+
+class Word(NamedTuple):
+    """field: "" looks everywhere."""
+
+    is_not: bool
+    field: str
+    value: str
+
+
+def words(text: str) -> list[Word]:
+    """Of what was typed; those without a value yet are left out."""
+    found = (Word(bool(no), field, quoted or plain) for no, field, quoted, plain in WORD.findall(text.casefold()))
+    return [word for word in found if word.value]
+
+
+def wanted(run: Run, text: str, alarm: str = "") -> bool:
+    """See `has` and `fields`."""
+    return has(fields(run, alarm), words(text))
+
+
+def has(sought: Mapping[str, str], wanted: Iterable[Word]) -> bool:
+    """Whether all the words are there, and none that may not be."""
+    return all((word.value in sought[word.field]) is not word.is_not for word in wanted)
+
+
+def fields(run: Run, alarm: str = "") -> dict[str, str]:
+    """Where words are looked for, by field. alarm: the kinds of its alarms, in words."""
+    state = f"{run.state} {run.reason or ''}"
+    found = {
+        "state": f"{state} {state.replace('_', ' ')}",
+        "owner": run.owner,
+        "base": run.base,
+        "pool": run.pool or "",
+        "alarm": alarm,
+    }
+    plain = {field: text.casefold() for field, text in found.items()}
+    return plain | {"": f"{run.name} {why(run)}".casefold() + " ".join(("", *plain.values()))}

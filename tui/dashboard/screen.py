@@ -1,0 +1,276 @@
+"""Everything at once: runs, pools, devices, what happens, and what calls for a look."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import TypeVar
+
+from rich.text import Text
+from textual import events
+from textual.containers import Container
+from textual.widget import Widget
+from textual.widgets import Input
+
+from lorad.alarms import Alarm
+from lorad.client.client import Client
+from lorad.client.shapes import Run
+from lorad.client.words import why
+from lorad.errors import LoradError
+from lorad.text import one_line
+from lorad.tui import keys
+from lorad.tui.dashboard import filter, one_liners
+from lorad.tui.dashboard.run_rows import COLUMNS, CellMaker, Lazy, values
+from lorad.tui.dashboard.snapshot import Board, Snapshot
+from lorad.tui.dashboard.tables import Alarms, Devices, Pane, Pools, Ticker
+from lorad.tui.feed import Changes
+from lorad.tui.screens.base import Base
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Rows
+
+T = TypeVar("T")
+NOTHING = Snapshot()
+ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
+SPARK = {190: 24, 140: 12, 0: 8}  # cells of recent rewards, from so many cells of width on
+LINES = {32: (4, 3), 24: (2, 1), 0: (1, 1)}  # of pools and as many of devices, and of events, from so many lines on
+EMPTY = """No runs yet.
+
+  lorad init               writes a spec to start from
+  lorad run SPEC --detach  starts it; it appears here
+  n                        starts one from here
+
+a shows runs that ended days ago."""
+
+
+class Dashboard(Base):
+    BINDINGS = keys.RUN + keys.BOARD + keys.POOL
+    AUTO_FOCUS = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = NOTHING
+        self._runs: dict[str, Run] = {}
+        self._alarms: dict[str, list[Alarm]] = {}  # by run
+        self._made = CellMaker()
+
+    def body(self) -> Iterable[Widget]:
+        self.board = Board(self.lorad.config.alarms)  # the feed's thread's from here on, but for `all`
+        yield Line(id="alarmed")
+        (table := Rows(COLUMNS, id="runs")).add_class("-none")
+        yield table
+        yield Line(id="empty")
+        yield Line(id="why")
+        yield Input(id="filter", placeholder=filter.HINT, compact=True, select_on_focus=False)
+        with Container(id="brief"):
+            yield Line(id="pools-lines")
+            yield Line(id="devices-lines")
+            yield Line(id="events-lines")
+        with Container(id="upper", classes="panes"):
+            yield Pools()
+            yield Devices()
+        with Container(id="lower", classes="panes"):
+            yield Alarms()
+            yield Ticker()
+
+    @property
+    def table(self) -> Rows:
+        return self.query_one("#runs", Rows)
+
+    @property
+    def filter(self) -> str:
+        return self.query_one("#filter", Input).value
+
+    # -- what is read and shown --------------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes) -> Snapshot | None:
+        return self.board.read(client, changes)
+
+    def show(self, data: Snapshot) -> None:
+        self._news = data
+        self._runs = {run.name: run for run in data.runs}
+        self._alarms = {}
+        for alarm in data.alarms:
+            if alarm.on == "run":
+                self._alarms.setdefault(alarm.subject, []).append(alarm)
+        self._made.forget(self._runs)
+        self.draw()
+        self._draw_panes()
+
+    def draw(self) -> None:
+        """The runs that the filter wants."""
+        self._made.width = fitting(SPARK, self.size.width)
+        self._made.may_act, self._made.alarms = self.lorad.may_act, self._alarms
+        found = self._found()
+        self.table.show(Lazy(found, self._made.cells), Lazy(found, values))
+        self.table.set_class(not found, "-none")
+        empty = self.query_one("#empty", Line)
+        empty.say(f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again." if self._runs else EMPTY)
+        empty.set_class(bool(found), "-none")
+        if found and self.focused is None:
+            self.table.focus()
+        self._draw_frame()
+
+    def _found(self) -> dict[str, Run]:
+        wanted = filter.words(self.filter)
+        if not wanted:
+            return self._runs
+        return {name: run for name, run in self._runs.items() if filter.has(self._fields(run), wanted)}
+
+    def _fields(self, run: Run) -> dict[str, str]:
+        return filter.fields(run, " ".join(alarm.kind for alarm in self._alarms.get(run.name, ())))
+
+    def _draw_panes(self) -> None:
+        news, (some, last) = self._news, fitting(LINES, self.size.height)
+        self.query_one(Pools).fill(news.pools)
+        self.query_one(Devices).fill(news.devices)
+        self.query_one(Alarms).fill(news.alarms)
+        self.query_one(Ticker).fill(news.events)
+        lines = {
+            "#alarmed": one_liners.alarms_line(news.alarms) if news.alarms else Text(),
+            "#pools-lines": one_liners.pools_lines(news.pools, some),
+            "#devices-lines": one_liners.devices_lines(news.devices, some),
+            "#events-lines": one_liners.events_lines(news.events, last),
+        }
+        for id, text in lines.items():
+            line = self.query_one(id, Line)
+            line.say(text)
+            line.styles.height = text.plain.count("\n") + 1 if text else 0
+        self.query_one(Alarms).set_class(not news.alarms, "-none")
+
+    # -- title and what is under the cursor --------------------------------------------------------------------------
+    def _draw_frame(self) -> None:
+        runs, counts = self._news.runs, self._news.counts
+        parts = [", ".join(f"{counts[state]:,} {state}" for state in ORDER if state in counts) or "no runs"]
+        parts += [f"{one_liners.speed(self._news.speed)} tok/s"] if self._news.speed else []
+        parts += [f"{len(self.table.names):,} of {len(runs):,} shown"] if self.filter else []
+        parts += [self.table.says] if self.table.says else []
+        parts += ["old runs too"] if self.board.all else []
+        self.say_title(Text.assemble(("lorad  ", "bold"), " · ".join(parts)))
+        self._draw_why()
+
+    def _draw_why(self) -> None:
+        """Of the run under the cursor: why it waits or ended, its alarms, and whether it is somebody else's."""
+        run = self._runs.get(self.table.key or "")
+        parts = self._reasons(run) if run else []
+        line = self.query_one("#why", Line)
+        line.say(f"{one_line(run.name[:80])}: {' · '.join(parts)}" if run and parts else "")
+
+    def _reasons(self, run: Run) -> list[str]:
+        told = [one_line(alarm.says) for alarm in self._alarms.get(run.name, ()) if alarm.kind != "ended"]
+        owner = run.owner
+        told += [] if self.lorad.may_act(owner) else [f"belongs to {one_line(str(owner))}: it can only be looked at"]
+        return [part for part in (one_line(why(run)), *told) if part]
+
+    # -- what keys act on ----------------------------------------------------------------------------------------------
+    def targets(self, on: str) -> list[str]:
+        """In another pane, the run or the pool that the row under the cursor is about."""
+        pane = self.focused
+        if on == "pool":
+            pool = pane.pool(pane.key or "") if isinstance(pane, Pane) else None
+            return [pool] if pool else []
+        if on != "run":
+            return []
+        if not isinstance(pane, Pane):
+            return self.table.chosen
+        run = pane.run(pane.key or "")
+        return [run] if run in self._runs else []
+
+    def owner(self, target: str) -> str | None:
+        return self._runs[target].owner if target in self._runs else None
+
+    def has(self, target: str) -> bool:
+        return target in self._runs or any(pool.pool == target for pool in self._news.pools)
+
+    def state(self, run: str) -> str:
+        return self._runs[run].state if run in self._runs else ""
+
+    def _offer(self) -> None:
+        names = self.targets("run")
+        match self.focused:
+            case Pools() | Devices() as pane:
+                other = f"lorad {pane.id}"
+            case Pane():
+                other = "lorad top"
+            case _:
+                other = "lorad list --all" if self.board.all else "lorad list"
+        self.offer(f"lorad show {shlex.quote(names[0])}" if names else other, *(names or self.targets("pool")))
+
+    # -- events --------------------------------------------------------------------------------------------------------
+    def on_rows_moved(self, event: Rows.Moved) -> None:
+        if event.rows is self.table:
+            self._draw_frame()
+        self._offer()
+
+    def on_descendant_focus(self) -> None:
+        self._offer()
+
+    def on_rows_selected(self, event: Rows.Selected) -> None:
+        """A run is opened; a pool or a device shows its runs."""
+        key, pane = event.key, event.rows
+        run = pane.run(key) if isinstance(pane, Pane) else key
+        if run in self._runs:
+            self.lorad.open_run(run)
+        elif isinstance(pane, Pools | Devices):
+            self._narrow(pane.pool(key))
+
+    def _narrow(self, pool: str | None) -> None:
+        if pool:
+            field = self.query_one("#filter", Input)
+            field.value, field.display = f'pool:"{pool}"', True
+            self.table.focus()
+
+    def on_resize(self, event: events.Resize) -> None:
+        if self._news is not NOTHING:
+            self.draw()
+            self._draw_panes()
+
+    def on_input_changed(self) -> None:
+        self.draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.input.display = bool(event.value)
+        self.table.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return keys.opens(self, action)
+
+    def action_filter(self) -> None:
+        field = self.query_one("#filter", Input)
+        field.display = True
+        self.set_focus(field)
+
+    def action_unfilter(self) -> None:
+        field = self.query_one("#filter", Input)
+        field.value, field.display = "", False
+        self.table.unmark()
+        self.table.focus()
+
+    def action_next_alarm(self) -> None:
+        """The cursor to the next run, or the first, that has one."""
+        names, at = self.table.names, self.table.key
+        after = names.index(at) + 1 if at in self._runs else 0
+        found = next((name for name in names[after:] + names[:after] if name in self._alarms), None)
+        if found is not None:
+            self.table.go(found)
+
+    def action_acknowledge(self) -> None:
+        """Of the runs that ended among the chosen ones: their alarms are not shown any more."""
+        named = [name for name in self.targets("run") if name in self._alarms]
+        ended = [self._runs[name] for name in named if self._runs[name].state == "ended"]
+        if not ended:
+            self.notify("An alarm that can be acknowledged is of a run that ended; ! goes to it.", markup=False)
+            return
+        try:
+            self.board.acknowledged.add(ended)
+        except LoradError as error:
+            self._acted_on = self._subject(self.targets("run"))
+            self.say_error(error)
+        self.lorad.feed.again()
+
+    def action_all(self) -> None:
+        self.board.all = not self.board.all
+        self.lorad.feed.open(self)
+
+
+def fitting(choices: dict[int, T], room: int) -> T:
+    """Of choices from so much room on, the largest first."""
+    return next(choice for least, choice in choices.items() if room >= least)

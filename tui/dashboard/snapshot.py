@@ -1,0 +1,173 @@
+"""What the dashboard knows: runs, pools, devices, the last events, and what calls for a look.
+
+Reading costs as little as can be: all runs once, then those that something happened to. No Textual here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lorad.alarms import MEASURED, Alarm, alarms, order
+from lorad.box.config import AlarmLimits
+from lorad.client.box_shapes import Device, Pool, Status
+from lorad.client.client import Client
+from lorad.client.shapes import Event, Run
+from lorad.tui.dashboard.acknowledged import Acknowledged
+
+if TYPE_CHECKING:
+    from lorad.tui.feed import Changes
+
+NAMES = 100  # that one request takes; when more runs changed, all are listed
+DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
+LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
+HISTORY = 500  # events to begin with
+EVENTS = 200  # that are kept
+ROUTINE = frozenset({"step", "version", "excused"})  # what a run that is well does all the time
+HELD = 15.0  # seconds that an alarm of one step stays
+PER_STEP = frozenset(kind for _, _, kind, _ in MEASURED)
+PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """At one moment. runs: newest first, those that ended last. events: those that are not routine, newest first.
+    alarms: worst first."""
+
+    runs: tuple[Run, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    devices: tuple[Device, ...] = ()
+    events: tuple[Event, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+
+    @cached_property
+    def speed(self) -> float:
+        """Tokens per second of all runs."""
+        return sum(rate(run) or 0.0 for run in self.runs)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Runs by state."""
+        return Counter(run.state for run in self.runs)
+
+
+class Board:
+    """Kept up to date by one thread. all: also runs that ended more than a day ago. acknowledged: runs that ended and
+    whose alarms are left out."""
+
+    def __init__(self, limits: AlarmLimits, acknowledged: Acknowledged | None = None, *, all: bool = False) -> None:
+        self.all = all
+        self.acknowledged = acknowledged or Acknowledged()
+        self._limits = limits
+        self._runs: dict[str, Run] = {}
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._pools: list[Pool] = []
+        self._devices: list[Device] = []
+        self._status: Status | None = None
+        self._raised: dict[tuple[str, str], tuple[float, Alarm]] = {}
+        self._listed, self._told, self._minute = 0.0, Snapshot(), 0
+
+    def read(self, client: Client, changes: Changes) -> Snapshot | None:
+        """What is so now; None when nothing of it changed."""
+        everything, names = changes.everything, self._names(changes)
+        if everything or len(names) > NAMES or time.monotonic() - self._listed > LISTED:
+            self._list(client)
+        elif names:
+            self._merge(names, client.named(names))
+        if everything:
+            self._events = deque(filter(is_news, client.history(limit=HISTORY)), EVENTS)
+        else:
+            self._add(changes.events)
+        if changes.tick:
+            self._pools, self._devices, self._status = client.pools(), client.devices(), client.status()
+        return self._news(everything)
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+    def _names(self, changes: Changes) -> list[str]:
+        """What to ask for: runs that something happened to, and with a tick those of which it may have."""
+        names = list(changes.kinds)
+        if changes.tick:
+            passing = [name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds]
+            names += passing[: max(NAMES - len(names), 0)]
+        return names
+
+    def _list(self, client: Client) -> None:
+        runs = client.list(all=self.all)
+        self._runs = {run.name: self._same(run) for run in sorted(runs, key=has_ended)}
+        self._listed = time.monotonic()
+
+    def _same(self, run: Run) -> Run:
+        """What was known before if nothing of it changed: who shows it needs only look whether it is the same."""
+        before = self._runs.get(run.name)
+        return before if before == run else run
+
+    def _merge(self, names: Iterable[str], found: Iterable[Run]) -> None:
+        """Of `names`, those that are not found are gone."""
+        fresh = {run.name: self._same(run) for run in found if self._is_listed(run)}
+        moved = [run for name, run in fresh.items() if self._place(name) != place(run)]
+        for name in set(names) - set(fresh):
+            self._runs.pop(name, None)
+        self._runs |= fresh
+        if moved:
+            self._runs = dict(sorted(self._runs.items(), key=lambda item: place(item[1])))
+
+    def _place(self, name: str) -> tuple[bool, float] | None:
+        return place(self._runs[name]) if name in self._runs else None
+
+    def _is_listed(self, run: Run) -> bool:
+        return self.all or run.state != "ended" or (run.ended_at or time.time()) > time.time() - DAY
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+    def _add(self, events: Iterable[Event]) -> None:
+        last = self._events[-1].id if self._events else 0
+        self._events.extend(event for event in events if event.id > last and is_news(event))
+
+    def _news(self, everything: bool) -> Snapshot | None:
+        runs = (run for run in self._runs.values() if not (has_ended(run) and self.acknowledged.has(run)))
+        found = self._held(alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status))
+        told = Snapshot(
+            tuple(self._runs.values()),
+            tuple(self._pools),
+            tuple(self._devices),
+            tuple(reversed(self._events)),
+            tuple(found),
+        )
+        minute = int(time.time() // 60)  # ages
+        if not everything and told == self._told and minute == self._minute:
+            return None
+        self._told, self._minute = told, minute
+        return told
+
+    def _held(self, found: list[Alarm]) -> list[Alarm]:
+        """What one step raises and the next one does not stays for a while: nobody reads what blinks."""
+        now, there = time.monotonic(), {(alarm.kind, alarm.subject) for alarm in found}
+        self._raised |= {(alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in PER_STEP}
+        self._raised = {
+            key: (at, alarm)
+            for key, (at, alarm) in self._raised.items()
+            if now - at < HELD and (run := self._runs.get(alarm.subject)) and run.state == "running"
+        }
+        held = [alarm for key, (_, alarm) in self._raised.items() if key not in there]
+        return sorted(found + held, key=order) if held else found
+
+
+def has_ended(run: Run) -> bool:
+    return run.state == "ended"
+
+
+def place(run: Run) -> tuple[bool, float]:
+    """What runs are ordered by."""
+    return has_ended(run), -run.created_at
+
+
+def is_news(event: Event) -> bool:
+    return event.kind not in ROUTINE
+
+
+def rate(run: Run) -> float | None:
+    """Tokens per second; None unless it runs."""
+    return run.rates.tokens_per_second if run.state == "running" else None

@@ -1,0 +1,180 @@
+"""Pools, devices, events and alarms where there is room: a table each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+
+from lorad.alarms import Alarm
+from lorad.client.box_shapes import Device, Engine, Pool, Trainer
+from lorad.client.shapes import Event
+from lorad.text import one_line
+from lorad.tui.dashboard.one_liners import base, busy, clock, counted, holder, memory, others, phase, slots, speed, used
+from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
+from lorad.tui.event_words import told
+from lorad.tui.widgets.columns import Column, Columns
+from lorad.tui.widgets.table import Cells, Rows
+
+
+class Pane(Rows):
+    """A table beside others, with a title. run, pool: what a row is about."""
+
+    TITLE: ClassVar[str] = ""
+    COLUMNS: ClassVar[Columns] = ()
+    DEFAULT_CSS = """
+    Pane { height: auto; min-height: 4; max-height: 20vh; border: round $primary; background: $background; }
+    Pane:focus { border: round $accent; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self.COLUMNS, id=self.TITLE)
+        self.border_title = self.TITLE
+
+    def show_from_top(self, rows: dict[str, Cells]) -> None:
+        """What is first is seen, unless somebody is in the table."""
+        self.show(rows)
+        if not self.has_focus:
+            self.turn(0, 0)
+
+    def run(self, key: str) -> str | None:
+        return None
+
+    def pool(self, key: str) -> str | None:
+        return None
+
+
+class Pools(Pane):
+    TITLE = "pools"
+    COLUMNS = (
+        Column("pool", 6, 24, 0, orders=True, shrinks=12),
+        Column("base", 6, 24, 4, orders=True),
+        Column("runs", 4, 5, 1, right=True, orders=True),
+        Column("slots", 5, 7, 3, right=True),
+        Column("sampled", 7, 9, 0, right=True, orders=True),
+        Column("trained", 7, 9, 2, right=True, orders=True),
+        Column("phase", 6, 28, 0),
+        Column("engine", 7, 12, 5),
+        Column("trainer", 7, 12, 6),
+    )
+
+    def fill(self, pools: Sequence[Pool]) -> None:
+        self.show({pool.pool: pool_cells(pool) for pool in pools}, {pool.pool: pool_values(pool) for pool in pools})
+
+    def pool(self, key: str) -> str | None:
+        return key
+
+
+class Devices(Pane):
+    TITLE = "devices"
+    COLUMNS = (
+        Column("device", 6, 12, 0, orders=True),
+        Column("memory", 12, 28, 2, orders=True),
+        Column("busy", 4, 5, 1, right=True, orders=True),
+        Column("lease", 8, 40, 0, shrinks=21),
+        Column("others", 8, 60, 3, rest=True),
+    )
+
+    _pools: Mapping[str, str | None] = {}
+
+    def fill(self, devices: Sequence[Device]) -> None:
+        rows = {device.device: device_cells(device) for device in devices}
+        self._pools = {one.device: one.pool or (one.lease.pool if one.lease else None) for one in devices}
+        self.show(rows, {device.device: device_values(device) for device in devices})
+
+    def pool(self, key: str) -> str | None:
+        return self._pools.get(key)
+
+
+class Ticker(Pane):
+    TITLE = "events"
+    COLUMNS = (Column("at", 9, 9, 1), Column("run", 6, 28, 0, shrinks=12), Column("what", 10, 200, 0, rest=True))
+    _runs: Mapping[str, Any] = {}
+
+    def fill(self, events: Sequence[Event]) -> None:
+        self._runs = {str(event.id): event.run for event in events}
+        self.show_from_top({str(event.id): self._given.get(str(event.id)) or event_cells(event) for event in events})
+
+    def run(self, key: str) -> str | None:
+        return self._runs.get(key)
+
+
+class Alarms(Pane):
+    TITLE = "alarms"
+    COLUMNS = (
+        Column("!", 3, 3, 0),
+        Column("about", 6, 28, 0, shrinks=12),
+        Column("alarm", 6, 14, 1),
+        Column("what", 10, 200, 0, rest=True),
+    )
+    _runs: Mapping[str, str] = {}
+
+    def fill(self, alarms: Sequence[Alarm]) -> None:
+        keyed = {f"{alarm.kind} {alarm.subject or alarm.says}": alarm for alarm in alarms}
+        self._runs = {key: alarm.subject for key, alarm in keyed.items() if alarm.on == "run"}
+        if (title := counted(len(alarms), "alarm")) != self.border_title:
+            self.border_title = title
+        self.show_from_top({key: alarm_cells(alarm) for key, alarm in keyed.items()})
+
+    def run(self, key: str) -> str | None:
+        return self._runs.get(key)
+
+
+def pool_cells(pool: Pool) -> Cells:
+    state = pool.state
+    return made(
+        {
+            "pool": pool.pool,
+            "base": base(pool.model),
+            "runs": str(len(pool.tenants)),
+            "slots": slots(pool),
+            "sampled": speed(pool.engine_tokens_per_second),
+            "trained": speed(pool.trainer_tokens_per_second),
+            "phase": phase(pool) if state == "ready" or pool.runs else state,
+            "engine": part(pool.engine),
+            "trainer": part(pool.trainer),
+        }
+    )
+
+
+def part(about: Engine | Trainer) -> str:
+    """An engine or trainer: its name, and what is wrong with it."""
+    asleep = isinstance(about, Engine) and about.asleep
+    gone = " GONE" if about.alive is False else " asleep" if asleep else ""
+    return f"{about.name}{gone}"
+
+
+def pool_values(pool: Pool) -> dict[str, Any]:
+    figures = {"sampled": pool.engine_tokens_per_second, "trained": pool.trainer_tokens_per_second}
+    return {"pool": pool.pool, "base": base(pool.model), "runs": len(pool.tenants), **figures}
+
+
+def device_cells(device: Device) -> Cells:
+    return made(
+        {
+            "device": device.device,
+            "memory": f"{bar(memory(device), 6)} {used(device)}",
+            "busy": busy(device),
+            "lease": holder(device),
+            "others": others(device),
+        }
+    )
+
+
+def device_values(device: Device) -> dict[str, Any]:
+    return {"device": device.device, "memory": memory(device), "busy": device.utilization}
+
+
+def event_cells(event: Event) -> Cells:
+    return made({"at": clock(event), "run": event.run or "", "what": told(event)})
+
+
+def alarm_cells(alarm: Alarm) -> Cells:
+    sign, style = LEVELS[alarm.level]
+    row = made({"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says})
+    return {"!": Text(sign, style=style), **row}
+
+
+def made(row: Mapping[str, str]) -> Cells:
+    return {key: cell(one_line(text)) for key, text in row.items()}

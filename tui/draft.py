@@ -1,0 +1,165 @@
+"""A spec that is being written: what stands in the fields of a form, the YAML that it makes, and what is wrong with it.
+
+Nothing is judged here: values are read by `lorad.spec.yaml`, checked by `lorad.spec.text`, and the words are theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lorad.errors import LoradError, SpecError
+from lorad.spec.model import convert
+from lorad.spec.text import assigned, load_spec
+from lorad.tui.spec_fields import TOLD, entry, usual
+from lorad.tui.spec_lines import DEFAULTS, Flat, differing, flat, nested, text_of, words
+
+MORE = "settings"  # the field for any other key=value
+PATHS = ("model.path", "data.train", "data.eval", "lora.adapter_path", "rollout.key_file", "rollout.admin_key_file")
+Texts = dict[str, str]  # what was typed, by key; "" stands for the default
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a form begins with. cwd: where its relative paths begin. command: of the shell, to which overrides are
+    added; "": there is no file of it. note: what else is to be known."""
+
+    title: str
+    given: Flat
+    cwd: Path
+    command: str = ""
+    note: str = ""
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the fields: the usual ones and those that are given, in the spec's order."""
+        return list(flat(nested(dict.fromkeys((*usual(), *differing(self.given))))))
+
+    @property
+    def texts(self) -> Texts:
+        """What stands in the fields at first."""
+        return {key: first_text(key, self.given[key]) if key in self.given else "" for key in self.keys}
+
+
+def first_text(key: str, value: Any) -> str:
+    one = entry(key)
+    text = "" if value is None else one.text(value)
+    return "" if text == one.default and (one.choices or key not in TOLD) else text
+
+
+@dataclass(frozen=True)
+class Draft:
+    """values: what is told, as far as it can be read. wrong: in words, by key; by MORE, or by "" where no field is to
+    blame."""
+
+    values: Flat
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return text_of(self.values)
+
+
+def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
+    """What fields and further settings make together; settings win."""
+    values, wrong = Flat(), dict[str, str]()
+    for key, text in texts.items():
+        if text.strip():
+            values[key], told = read(key, text)
+            wrong |= {key: told} if told else {}
+    try:
+        values = flat(assigned(nested(values), shlex.split(more)))
+    except (SpecError, ValueError) as error:
+        wrong[MORE] = in_words(error)
+    try:
+        load_spec(text_of(values))
+    except SpecError as error:
+        key, told = blamed(error)
+        wrong.setdefault(key if texts.get(key) else MORE if more.strip() else "", named(key, told, error.hint))
+    return Draft(values, wrong)
+
+
+@functools.lru_cache(4096)
+def read(key: str, text: str) -> tuple[Any, str]:
+    """(the value, or the text where that is none; what is wrong with it alone, or "")."""
+    value: Any = text
+    try:
+        value = entry(key).value(text)
+        convert(nested({key: value}))
+    except SpecError as error:
+        return value, named(key, blamed(error)[1], error.hint)
+    return value, ""
+
+
+def blamed(error: LoradError) -> tuple[str, str]:
+    """The dotted key that an error blames and what is wrong with it; where it blames none, "" and its message."""
+    return (error.key, error.problem) if isinstance(error, SpecError) and error.key else ("", error.message)
+
+
+def named(key: str, told: str, hint: str) -> str:
+    return " ".join(part for part in (f"{key}: {told}." if key else f"{told}.", hint) if part)
+
+
+def in_words(error: SpecError | ValueError) -> str:
+    if isinstance(error, SpecError):
+        return f"{error.message}. {error.hint}"
+    return "There is a quote that is not closed."
+
+
+# -- the shell's way to it ---------------------------------------------------------------------------------------------
+def command(source: Source, values: Flat, here: Path) -> str:
+    """One line that starts the same run."""
+    if source.command:
+        changed = [*words(overrides(source.given, values))]
+        return " ".join([source.command, *map(shlex.quote, changed)])
+    there = "" if source.cwd == here else f"cd {shlex.quote(str(source.cwd))} && "
+    typed = ["lorad", "run", "-", *map(shlex.quote, words(differing(values))), "<", "/dev/null"]
+    return f"{there}{' '.join(typed)}"
+
+
+def overrides(before: Flat, after: Flat) -> Flat:
+    """What turns `before` into `after`, where a key that is gone becomes its default."""
+    gone = {key: DEFAULTS.get(key) for key in before if key not in after and before[key] != DEFAULTS.get(key)}
+    changed = {key: value for key, value in after.items() if before.get(key, DEFAULTS.get(key)) != value}
+    return flat(nested({**gone, **changed}))
+
+
+# -- relative paths ----------------------------------------------------------------------------------------------------
+def relative(values: Flat) -> list[str]:
+    """Keys whose values look like relative paths of files."""
+    return [key for key in (*PATHS, "reward") if key in values and looks_relative(values[key])]
+
+
+def looks_relative(value: Any) -> bool:
+    path = str(value).partition(":")[0] if ".py:" in str(value) else str(value)
+    return isinstance(value, str) and path.endswith((".jsonl", ".parquet", ".py")) and path[0] not in "/~"
+
+
+def rebased(values: Flat, cwd: Path, other: Path) -> Flat:
+    """The same where relative paths begin at `other`: those to something that is there become absolute."""
+    if cwd == other:
+        return values
+    return {key: _rebased(key, value, cwd) for key, value in values.items()}
+
+
+def _rebased(key: str, value: Any, cwd: Path) -> Any:
+    if not isinstance(value, str) or key not in (*PATHS, "reward") or value[:1] in ("/", "~", ""):
+        return value
+    name, colon, function = value.rpartition(":") if key == "reward" else (value, "", "")
+    there = cwd / name
+    return f"{there}{colon}{function}" if name and there.exists() else value
+
+
+# -- settings in dialogs -----------------------------------------------------------------------------------------------
+def wrong_settings(overriding: Sequence[str]) -> str:
+    """What is wrong with some key=value as far as they alone tell: an unknown key, a value that no spec has."""
+    try:
+        convert(assigned({}, overriding))
+    except SpecError as error:
+        key, told = blamed(error)
+        return "" if key == "reward" else named(key, told, error.hint)  # what a reward is, the run's spec tells as well
+    return ""

@@ -1,0 +1,77 @@
+"""Events in words: a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lorad.client.shapes import Event
+from lorad.text import number, one_line, size
+
+Data = dict[str, Any]  # each kind of event has its own, and kinds come and go with the daemon's version
+
+
+def told(event: Event) -> str:
+    """What happened, without when and to which run. Of a kind that is not known: its data."""
+    kind, data = event.kind, event.data
+    try:
+        words = KINDS[kind](data) if kind in KINDS else _plain(kind, data)
+    except (KeyError, TypeError, ValueError):  # data of an older or newer daemon
+        words = _plain(kind, data)
+    return one_line(words)
+
+
+def _plain(kind: str, data: Data) -> str:
+    return " ".join([kind, *(f"{key}={value}" for key, value in data.items() if value not in (None, "", 0))])
+
+
+def _state(data: Data) -> str:
+    state = str(data["reason"] or data["state"] if data.get("reason") else data["state"]).replace("_", " ")
+    detail = f": {data['detail']}" if data.get("detail") and data.get("reason") not in ("completed", "stopped") else ""
+    return state + _by(data) + detail
+
+
+def _by(data: Data) -> str:
+    return f" (by {data['by']})" if data.get("by") not in (None, "", "daemon") else ""
+
+
+def _attempt(data: Data) -> str:
+    start = data.get("resumed_from")
+    return f"attempt {data['attempt']} begins" + ("" if start is None else f", from step {start}")
+
+
+def _alias(data: Data) -> str:
+    before = f", before {data['previous']}" if data.get("previous") else ""
+    if data["version"] is None:
+        return f"alias {data['alias']} is removed{before}{_by(data)}"
+    return f"alias {data['alias']} serves @{data['version']}{before}{_by(data)}"
+
+
+def _forked(data: Data) -> str:
+    return f"forked from {data['from']}{_by(data)}"
+
+
+def _serving(data: Data) -> str:
+    if data.get("stopped"):
+        return f"its base may end when idle{_by(data)}"
+    return str(data.get("waiting") or f"its base is up in {data['pool']}")
+
+
+KINDS: dict[str, Callable[[Data], str]] = {
+    "state": _state,
+    "step": lambda data: f"step {data['step']}, reward {number((data.get('metrics') or {}).get('reward'))}",
+    "version": lambda data: f"@{data['version']} is current, attestation {data.get('attested', 'unknown')}",
+    "eval": lambda data: f"eval {number(data['score'])} of @{data['version']}",
+    "checkpoint": lambda data: f"checkpoint of step {data['step']}, {size(data.get('bytes'))}",
+    "attempt": _attempt,
+    "rewind": lambda data: f"rewound to step {data['to']}",
+    "warning": lambda data: f"warning: {data['message']}",
+    "end": lambda data: f"its driver ended: {data['reason']}",
+    "moved": lambda data: f"the files of {data['runs']} runs were moved from {data['from']} to {data['to']}",
+    "removed": lambda data: f"deleted{_by(data)}",
+    "pin": lambda data: f"@{data['version']} is pinned{_by(data)}",
+    "unpin": lambda data: f"@{data['version']} is not pinned any more{_by(data)}",
+    "alias": _alias,
+    "forked": _forked,
+    "serving": _serving,
+}

@@ -1,0 +1,222 @@
+"""A new run: a form with the YAML that it makes beside it, checked as it is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+from textual import work
+from textual.widget import Widget
+from textual.widgets import Input
+
+from lorad.client.client import Client
+from lorad.errors import LoradError
+from lorad.text import one_line
+from lorad.tui import keys
+from lorad.tui.actions import Field, needed
+from lorad.tui.draft import MORE, Draft, Source, blamed, command, draw_up, named, rebased
+from lorad.tui.feed import Changes
+from lorad.tui.new_run import sources
+from lorad.tui.new_run.choice import Choice
+from lorad.tui.new_run.form import Panes
+from lorad.tui.new_run.pick import Pick
+from lorad.tui.screens.ask import Ask
+from lorad.tui.screens.base import Base
+from lorad.tui.screens.confirm import Confirm
+from lorad.tui.spec_fields import entry
+from lorad.tui.spec_lines import text_of
+from lorad.tui.widgets.line import Line
+
+PATH = (Field("path", "path", says="of a YAML file", check=needed),)
+
+
+class NewRun(Base):
+    BINDINGS = keys.FORM
+    DEFAULT_CSS = """
+    NewRun #says { height: 2; padding: 0 1; }
+    NewRun.-short #says { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+
+    def __init__(self, like: str | None = None) -> None:
+        super().__init__()
+        self._like = like
+        self._source = Source("", {}, sources.here())
+        self._texts: dict[str, str] = {}
+        self._draft = Draft({})
+        self._refused: dict[str, str] = {}  # by the daemon, of what is there now, by key
+        self._is_starting = False
+
+    def body(self) -> Iterable[Widget]:
+        yield Panes(id="form")
+        yield Line(id="says")
+
+    def targets(self, on: str) -> list[str]:
+        return []
+
+    def read(self, client: Client, changes: Changes) -> Any | None:
+        return None
+
+    # -- what it begins with -----------------------------------------------------------------------------------------
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.say_title(Text("New run"))
+        self.begin()
+
+    @work
+    async def begin(self) -> None:
+        source = await self._begun()
+        if source is None:
+            self.dismiss()
+            return
+        self._source, self._texts = source, source.texts
+        await self.panes.fill(self._texts)
+        self._draw()
+        if source.note:
+            self.notify(source.note, timeout=10, markup=False)
+
+    async def _begun(self) -> Source | None:
+        if self._like is not None:
+            try:
+                return sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
+            except LoradError as error:
+                self.notify(f"{one_line(error.message)} {one_line(error.hint)}", severity="error", markup=False)
+        return await self.app.push_screen_wait(Pick(self.lorad.client))
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+    @property
+    def panes(self) -> Panes:
+        return self.query_one(Panes)
+
+    @property
+    def changed(self) -> int:
+        """How many fields are not as they were."""
+        first = self._source.texts
+        return sum(text.strip() != first.get(key, "").strip() for key, text in self._texts.items())
+
+    def _draw(self) -> None:
+        fields = {key: text for key, text in self._texts.items() if key != MORE}
+        self._draft = draw_up(fields, self._texts.get(MORE, ""))
+        self._show_wrong()
+        self.say_command(command(self._source, self._draft.values, sources.here()))
+        told = [self._source.title, f"{self.changed} changed" if self.changed else "as it is"]
+        told += [f"{len(self._draft.wrong)} wrong"] if self._draft.wrong else []
+        told += [f"paths begin at {self._source.cwd}"] if self._source.cwd != sources.here() else []
+        self.say_title(Text.assemble(("New run", "bold"), f"  from {one_line(' · '.join(told))}"))
+        self._say()
+
+    def _show_wrong(self) -> None:
+        marked = replace(self._draft, wrong=self._draft.wrong | self._refused)
+        self.panes.show(marked, self._source.given)
+
+    def _say(self) -> None:
+        """What is wrong, of the field that is focused first; else what that field is."""
+        key, wrong = self.panes.key_of(self.focused), self._draft.wrong | self._refused
+        told = wrong.get(key) or next(iter(wrong.values()), "")
+        if told:
+            said = Text(f"✖ {one_line(told)}", style="bold red")
+        elif key == MORE:
+            said = Text("Any other key=value, and more after a space: trainer.betas='[0.9, 0.98]'", style="dim")
+        else:
+            said = Text(f"{key}: {entry(key).says}" if key else "", style="dim")
+        self.query_one("#says", Line).say(said)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._take(event.input, event.value)
+
+    def on_choice_changed(self, event: Choice.Changed) -> None:
+        self._take(event.choice, event.choice.value)
+
+    def _take(self, field: Widget, text: str) -> None:
+        key = self.panes.key_of(field)
+        if key and self._texts.get(key, "") != text:
+            self._texts[key], self._refused = text, {}
+            self._draw()
+
+    def on_descendant_focus(self) -> None:
+        if self._texts:
+            self._say()
+            self.panes.look_at(self.panes.key_of(self.focused))
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+    def action_move(self, by: int) -> None:
+        self.panes.move(by)
+
+    def action_flip(self) -> None:
+        self.panes.flip()
+
+    def action_start(self) -> None:
+        if self._draft.wrong:
+            self.panes.focus_on(next(iter(self._draft.wrong)))
+            self._say()
+        elif not self._is_starting and self._texts:
+            self.start()
+
+    @work
+    async def start(self) -> None:
+        """The daemon checks what needs the disk: model, data, reward. The form stays until it agrees."""
+        self._is_starting = True
+        self.query_one("#says", Line).say("The daemon checks model, data and reward …")
+        try:
+            self.must_act()
+            name, warnings = await asyncio.to_thread(self._request, self._draft.text, str(self._source.cwd))
+        except LoradError as error:
+            self._tell_refused(error)
+            return
+        finally:
+            self._is_starting = False
+        for warning in warnings:
+            self.app.notify(one_line(warning), severity="warning", timeout=6, markup=False)
+        self.dismiss()
+        self.lorad.open_run(name)
+
+    def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
+        """The run's name, and what the daemon warned of."""
+        client = self.lorad.client
+        name = client.run(text, source="the form", cwd=cwd, overrides=[], name=None).name
+        with contextlib.suppress(LoradError):  # it exists all the same
+            return name, client.show(name).warnings
+        return name, []
+
+    def _tell_refused(self, error: LoradError) -> None:
+        about, told = blamed(error)
+        key = next((key for key in self._texts if about and f"{key}.".startswith(f"{about}.")), about)
+        self._refused = {key: named(about, told, error.hint)}
+        if key in self._texts:
+            self.panes.focus_on(key)
+        self._show_wrong()
+        self._say()
+
+    @work
+    async def action_write(self) -> None:
+        """The YAML to a file, which the form is one of from then on."""
+        line = "lorad run {}".format
+        ask = Ask("Write the YAML", PATH, lambda values: line(values["path"]), {"path": sources.FILE})
+        values = await self.app.push_screen_wait(ask)
+        if values is None:
+            return
+        path = sources.absolute(values["path"])
+        try:
+            lost = await asyncio.to_thread(sources.lost_by_writing, path)
+            if not lost or await self.app.push_screen_wait(Confirm("Replace", {str(path): lost})):
+                await asyncio.to_thread(sources.write, path, self._text_at(path.parent))
+                self._source = await asyncio.to_thread(sources.of_file, path)
+                self._draw()
+                self.notify(f"Wrote {one_line(str(path))}", timeout=3, markup=False)
+        except LoradError as error:
+            self.say_error(error)
+
+    def _text_at(self, directory: Path) -> str:
+        """With paths as they are meant from there."""
+        return text_of(rebased(self._draft.values, self._source.cwd, directory))
+
+    @work
+    async def action_back(self) -> None:
+        told = "1 setting was" if self.changed == 1 else f"{self.changed} settings were"
+        lost = {"this form": f"{told} changed, and nothing was started or written."}
+        if not self.changed or await self.app.push_screen_wait(Confirm("Discard", lost)):
+            self.dismiss()

@@ -1,0 +1,99 @@
+"""Where the spec of a new run comes from: a template, a file, another run; and where it may be written to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from lorad.bounds import SPEC_BYTES
+from lorad.client.shapes import RunDetails
+from lorad.errors import Conflict, SpecError, StorageError
+from lorad.files import read_file, write_whole
+from lorad.spec.templates import TEMPLATES
+from lorad.spec.text import mapping
+from lorad.text import size
+from lorad.tui.draft import Source, relative
+from lorad.tui.spec_fields import TOLD
+from lorad.tui.spec_lines import differing, flat, nested
+
+FILE = "run.yaml"  # what `lorad init` writes to
+FOUND = 50  # files of a directory that are offered
+
+
+def here() -> Path:
+    """The working directory, or (it may be gone) the home."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path.home()
+
+
+def of_template(name: str) -> Source:
+    template = TEMPLATES[name]
+    init = f"lorad init {FILE}" if name == next(iter(TEMPLATES)) else f"lorad init {FILE} --template {name}"
+    given = flat(mapping(template.filled(), source=name))
+    return Source(f"template {name}", given, here(), command=f"{init} && lorad run {FILE}")
+
+
+def of_file(path: Path) -> Source:
+    """Raises SpecError with the line to blame, also for what cannot be read."""
+    path = absolute(str(path))
+    try:
+        text = read_file(path, SPEC_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{path}: {reason}", hint="`lorad init` writes a spec to start from.") from None
+    given = flat(mapping(text, source=path.name))
+    return Source(path.name, given, path.parent, command=f"lorad run {shlex.quote(short(path))}")
+
+
+def of_run(run: RunDetails) -> Source:
+    """Like a run, as `Client.show` has it: what differs from the defaults, and what a run is."""
+    spec = flat(run.spec)
+    values = {key: value for key, value in spec.items() if key in TOLD} | differing(spec)
+    values.pop("name", None)
+    notes = []
+    if run.cwd is None and (lost := relative(values)):
+        notes.append(f"Where its paths began is not known: {', '.join(lost)} begin here now.")
+    if run.origin:
+        notes.append(f"It went on from {run.origin}, this one begins anew; fork a version to go on.")
+    return Source(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
+
+
+def specs_here() -> list[str]:
+    """YAML files of the working directory."""
+    with contextlib.suppress(OSError):
+        names = sorted(entry.name for entry in os.scandir(here()) if entry.name.endswith((".yaml", ".yml")))
+        return names[:FOUND]
+    return []
+
+
+def short(path: Path) -> str:
+    """From the working directory where it is inside."""
+    return str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
+
+
+def absolute(typed: str) -> Path:
+    return Path(typed.strip()).expanduser().absolute()
+
+
+def lost_by_writing(path: Path) -> str:
+    """In words; "" where nothing is there. Raises Conflict for what is no file."""
+    try:
+        there = path.stat()
+    except OSError:
+        return ""
+    if not stat.S_ISREG(there.st_mode):
+        raise Conflict(f"{path} is no file", hint="Name one that is, or a new one.")
+    return f"It is there, {size(there.st_size)}; what it says now is lost, its comments too."
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all. Raises StorageError."""
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}", hint="Choose another place.") from None

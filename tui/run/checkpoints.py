@@ -1,0 +1,126 @@
+"""The checkpoints of a run: where it can go on."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from lorad.client.client import Client
+from lorad.client.shapes import Checkpoint, RunDetails
+from lorad.text import coarse_age, one_line, size
+from lorad.tui import keys
+from lorad.tui.feed import Changes
+from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Rows
+
+KINDS = ("checkpoint", "attempt", "rewind", "state", "end")
+COLUMNS = (
+    Column("step", 6, 10, 0, right=True, orders=True),
+    Column("version", 8, 10, 0),
+    Column("state", 10, 20, 0),
+    Column("done again", 10, 14, 5, right=True),
+    Column("size", 7, 10, 2, right=True, orders=True),
+    Column("age", 4, 5, 3, right=True, orders=True),
+    Column("path", 8, 200, 6, rest=True),
+)
+
+
+class Found(NamedTuple):
+    """checkpoints: newest first. at: the step that the run is at."""
+
+    checkpoints: list[Checkpoint]
+    at: int
+
+
+class Checkpoints(RunTab):
+    TITLE = "checkpoints"
+    BINDINGS = keys.CHECKPOINTS
+    SCOPED_CSS = False  # it goes by the size of the screen
+    DEFAULT_CSS = """
+    Checkpoints { height: 1fr; }
+    Checkpoints #checkpoints-head { height: auto; max-height: 2; padding: 0 1; }
+    Checkpoints Rows { height: 1fr; background: $background; }
+    Checkpoints #checkpoint-facts { height: auto; max-height: 3; padding: 0 1; border-top: solid $primary; }
+    .-short Checkpoints #checkpoints-head { max-height: 1; }
+    .-short Checkpoints #checkpoint-facts { display: none; }
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self._table = Rows(COLUMNS, id="checkpoints-rows")
+        self._had: Found | None = None  # what was read last
+        self._found: dict[str, Checkpoint] = {}  # by key of their rows, newest first
+
+    def compose(self) -> ComposeResult:
+        yield Line(id="checkpoints-head")
+        yield self._table
+        yield Line(id="checkpoint-facts")
+
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Found | None:
+        before, at = self._had, run.step
+        if before is None or any(changes.touch(self.run_name, kind) for kind in KINDS):
+            self._had = Found(client.checkpoints(self.run_name)[::-1], at)
+        elif at != before.at:
+            self._had = before._replace(at=at)
+        return None if self._had is before else self._had
+
+    def show(self, data: Found) -> None:
+        self._found = {f"{one.step}.{one.attempt}": one for one in data.checkpoints}
+        newest = next(iter(self._found), None)
+        self._table.show(
+            {key: cells(one, data.at, is_newest=key == newest) for key, one in self._found.items()},
+            {key: values(one) for key, one in self._found.items()},
+        )
+        self.query_one("#checkpoints-head", Line).say(self._head())
+
+    def _head(self) -> str:
+        if not self._found:
+            return "No checkpoints yet: resumed, it would begin anew. A paused or stopped run writes one."
+        weight = sum(one.bytes for one in self._found.values())
+        return f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, f forks it."
+
+    def on_rows_moved(self) -> None:
+        path = "" if self.chosen is None else str(self.chosen.path)
+        self.query_one("#checkpoint-facts", Line).say(one_line(path))
+
+    # -- what keys act on --------------------------------------------------------------------------------------------
+    @property
+    def chosen(self) -> Checkpoint | None:
+        return self._found.get(self._table.key or "")
+
+    def targets(self, on: str) -> list[str]:
+        one = self.chosen if on == "version" else None
+        return [] if one is None else [f"{self.run_name}@{one.version}"]
+
+    def preset(self, verb: str, target: str) -> dict[str, str]:
+        one = self.chosen
+        return {"from": str(one.step)} if verb == "resume" and one is not None else {}
+
+    def command(self) -> str:
+        return f"lorad checkpoints {shlex.quote(self.run_name)}"
+
+
+def cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
+    """at: the step that the run is at."""
+    behind = at - one.step
+    plain = {
+        "step": str(one.step),
+        "version": f"@{one.version}",
+        "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
+        "size": size(one.bytes),
+        "age": coarse_age(one.created_at),
+        "path": one_line(one.path),
+    }
+    row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
+    word, style = ("● newest, whole", "bold green") if is_newest else ("✔ whole", "green")
+    return {**row, "state": Text(word, style=style, no_wrap=True)}
+
+
+def values(one: Checkpoint) -> dict[str, float | None]:
+    """What the table orders by."""
+    return {"step": one.step, "size": one.bytes, "age": -one.created_at}

@@ -1,0 +1,179 @@
+"""What happened to a run, newest first, in words; of all kinds, of one, or those with some words."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.widgets import Input
+
+from lorad.client.client import Client
+from lorad.client.shapes import Event, RunDetails
+from lorad.text import number, one_line
+from lorad.tui import keys
+from lorad.tui.event_words import told
+from lorad.tui.feed import EVENTS, Changes
+from lorad.tui.run.log_lines import Words, words
+from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.columns import Column
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Cells, Rows
+
+HISTORY = 500  # events to begin with
+MOST = 2000  # that are kept
+COLUMNS = (Column("when", 8, 16, 4), Column("kind", 5, 12, 2), Column("what", 8, 400, 0, rest=True))
+# Figures of a step: what they are called here, their key, digits.
+FIGURES = (("loss", "loss", 4), ("KL", "kl", 4), ("tok/s", "tokens_per_second", 0), ("s", "seconds", 2))
+STYLES = {"warning": "yellow", "removed": "magenta", "rewind": "yellow"}
+
+
+class News(NamedTuple):
+    """events: oldest first. is_all: there are no others before them."""
+
+    events: list[Event]
+    is_all: bool
+
+
+class Events(RunTab):
+    TITLE = "events"
+    BINDINGS = keys.EVENTS
+    DEFAULT_CSS = """
+    Events #events-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    Events Rows { height: 1fr; background: $background; }
+    Events #event { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
+    Events Input { display: none; height: 1; }
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self._events: deque[Event] = deque(maxlen=MOST)
+        self._rows: dict[str, Cells] = {}  # of all of them, by id
+        self._kind = ""  # of which alone; "": of all
+        self._words: Words = []
+        self._last = 0  # id of the newest that was read: the feed's thread's alone
+
+    def compose(self) -> ComposeResult:
+        yield Line(id="events-head")
+        yield Rows(COLUMNS, id="events-rows")
+        yield Line(id="event")
+        yield Input(id="events-filter", placeholder='words, "two words", !word', compact=True)
+
+    def on_mount(self) -> None:
+        self._table = self.query_one(Rows)
+
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> News | None:
+        if changes.everything or len(changes.events) == EVENTS:  # some may have been left out
+            found = client.history(self.run_name, limit=HISTORY)
+        else:
+            found = [event for event in changes.events if event.run == self.run_name and event.id > self._last]
+        if not found and not changes.everything:
+            return None
+        self._last = max((event.id for event in found), default=self._last)
+        return News(found, changes.everything or len(changes.events) == EVENTS)
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+    def show(self, data: News) -> None:
+        if data.is_all:
+            self._events.clear()
+        self._events.extend(data.events)
+        made = self._rows
+        self._rows = {str(event.id): made.get(str(event.id)) or cells(event) for event in reversed(self._events)}
+        self._draw()
+
+    def _draw(self) -> None:
+        """With the cursor on the newest if it was there."""
+        stays = self._table.cursor_row > 0
+        found = {key: row for key, row in self._rows.items() if self._wants(row)}
+        self._table.show(found)
+        if not stays:
+            self._table.turn(0, 0)
+        kinds = f"all kinds ({', '.join(self._kinds())})" if not self._kind else f"only {self._kind}"
+        self.query_one("#events-head", Line).say(f"{len(found)} of {len(self._rows)} events · {kinds} · v: next kind")
+
+    def _wants(self, row: Cells) -> bool:
+        if self._kind and row["kind"].plain != self._kind:
+            return False
+        text = f"{row['kind'].plain} {row['what'].plain}".casefold()
+        return all((word in text) is not is_not for is_not, word in self._words)
+
+    def _kinds(self) -> list[str]:
+        return sorted({row["kind"].plain for row in self._rows.values()})
+
+    def on_rows_moved(self) -> None:
+        event = next((event for event in self._events if str(event.id) == self._table.key), None)
+        self.query_one("#event", Line).say("" if event is None else f"{moment(event.at)}  {what(event)}")
+
+    def command(self) -> str:
+        return f"lorad show {shlex.quote(self.run_name)}"
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+    def action_kind(self, by: int) -> None:
+        """Events of the next kind alone, and after the last one all."""
+        kinds = ["", *self._kinds()]
+        self._kind = kinds[(kinds.index(self._kind) + by) % len(kinds)] if self._kind in kinds else ""
+        self._draw()
+
+    def action_filter(self) -> None:
+        field = self.query_one(Input)
+        field.display = True
+        self.screen.set_focus(field)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """With nothing to undo escape leads back, as everywhere."""
+        if action == "unfilter":
+            return bool(self._kind) or self.query_one(Input).display
+        return keys.opens(self.screen, action)
+
+    def action_unfilter(self) -> None:
+        field = self.query_one(Input)
+        field.value, field.display, self._kind = "", False, ""
+        self._draw()
+        self._table.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._words = words(event.value)
+        self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        event.input.display = bool(event.value)
+        self._table.focus()
+
+
+def cells(event: Event) -> Cells:
+    kind = one_line(event.kind)
+    return {
+        "when": Text(when(event.at), style="dim"),
+        "kind": Text(kind, style=STYLES.get(kind, "")),
+        "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
+    }
+
+
+def what(event: Event) -> str:
+    """In words; of a step its main figures too."""
+    metrics = event.data.get("metrics")
+    if event.kind != "step" or not isinstance(metrics, dict):
+        return told(event)
+    return ", ".join([told(event), *figures(metrics)])
+
+
+def figures(metrics: dict[str, Any]) -> Iterable[str]:
+    for name, key, digits in FIGURES:
+        if isinstance(value := metrics.get(key), int | float):
+            yield f"{number(value, digits)} {name}" if name in ("tok/s", "s") else f"{name} {number(value, digits)}"
+
+
+def moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def when(at: float) -> str:
+    """Of today the time, else the day too."""
+    then = time.localtime(at)
+    return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)

@@ -1,0 +1,155 @@
+"""One run: who it is at the top, and tabs of what there is to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.text import Text
+from textual.widget import Widget
+from textual.widgets import TabbedContent, TabPane
+
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
+from lorad.client.words import why
+from lorad.text import duration, one_line
+from lorad.tui import keys
+from lorad.tui.curves.tab import Curves
+from lorad.tui.dashboard.run_rows import bar, eval_text, share, state_text
+from lorad.tui.feed import Changes
+from lorad.tui.run.checkpoints import Checkpoints
+from lorad.tui.run.events import Events
+from lorad.tui.run.logs import Logs
+from lorad.tui.run.spec import SpecTab
+from lorad.tui.run.versions import Versions
+from lorad.tui.samples.tab import Samples
+from lorad.tui.screens.base import Base
+from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.line import Line
+
+TABS: tuple[type[RunTab], ...] = (Curves, Samples, Versions, Checkpoints, Logs, SpecTab, Events)
+
+
+class News(NamedTuple):
+    """tab: whose `data` it is; None where nothing of it changed."""
+
+    run: RunDetails
+    tab: RunTab
+    data: Any | None
+
+
+class Panes(TabbedContent):
+    """The focus follows the tab; never the tab the focus, which is told later than a key that was pressed meanwhile."""
+
+    def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
+        event.stop()
+        event.prevent_default()
+
+
+class RunScreen(Base):
+    DEFAULT_CSS = """
+    RunScreen #tabs, RunScreen #tabs ContentSwitcher { height: 1fr; }
+    RunScreen #tabs TabPane { height: 1fr; padding: 0; }
+    """
+    BINDINGS = keys.RUN + keys.BACK + keys.TABS
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self._of = run
+        self._run: RunDetails | None = None
+        self._tabs = [tab(run) for tab in TABS]
+        self._front = self._tabs[0]
+
+    def body(self) -> Iterable[Widget]:
+        yield Line(id="facts")
+        with Panes(id="tabs"):
+            for number, tab in enumerate(self._tabs, 1):
+                with TabPane(f"{number} {tab.TITLE}", id=f"pane-{tab.TITLE}"):
+                    yield tab
+
+    def on_mount(self) -> None:
+        self._front.focus_first()
+
+    # -- what is shown ----------------------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes) -> News | None:
+        tab, run = self._front, self._run
+        if changes.touch(self._of) or run is None:
+            run = client.show(self._of)
+        data = tab.read(client, changes, run)
+        return News(run, tab, data) if data is not None or run is not self._run else None
+
+    def show(self, data: News) -> None:
+        self._run = data.run
+        self.say_title(title(data.run))
+        self.query_one("#facts", Line).say(facts(data.run))
+        if data.data is not None:
+            data.tab.show(data.data)
+        self.offer(self._front.command(), *self.targets("run"))
+
+    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        pane = event.pane.id or ""
+        front = next(tab for tab in self._tabs if pane == f"pane-{tab.TITLE}")
+        if front is not self._front:
+            self._front, self._acted_on = front, ()
+            self.say_command(front.command())
+            self.lorad.feed.open(self)
+            front.focus_first()
+
+    # -- what keys act on -------------------------------------------------------------------------------------------
+    def targets(self, on: str) -> list[str]:
+        return [self._of] if on == "run" else self._front.targets(on)
+
+    def preset(self, verb: str, target: str) -> dict[str, str]:
+        return self._front.preset(verb, target)
+
+    def owner(self, target: str) -> str | None:
+        return self._run.owner if self._run else None
+
+    def state(self, run: str) -> str:
+        return self._run.state if self._run else ""
+
+    def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """Whatever it was, it was of this run."""
+        return (self._of,)
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def action_tab(self, by: int) -> None:
+        self.action_tab_at((self._tabs.index(self._front) + by) % len(self._tabs) + 1)
+
+    def action_tab_at(self, number: int) -> None:
+        self.query_one(TabbedContent).active = f"pane-{self._tabs[number - 1].TITLE}"
+
+
+def title(run: RunDetails) -> Text:
+    left = time_left(run)
+    return Text.assemble(
+        (one_line(run.name), "bold"),
+        "  ",
+        state_text(run),
+        f"  step {run.step}/{run.steps} {bar(share(run), 16)} {share(run):.0%}",
+        f"  ETA {duration(left)}" if left is not None else "",
+    )
+
+
+def facts(run: RunDetails) -> Text:
+    version = run.version
+    reason = f"{one_line(why(run))}\n" if why(run) else ""
+    parts = [
+        f"eval {eval_text(run)}" if eval_text(run) else "no eval yet",
+        "no version yet" if version is None else f"version @{version}",
+        f"pool {run.pool}" if run.pool else "no pool",
+        f"attempt {run.attempt}" if run.attempt else "",
+        f"from {run.origin}" if run.origin else "",
+        f"by {run.owner}",
+    ]
+    return Text.assemble((reason, "bold"), one_line(" · ".join(part for part in parts if part)))
+
+
+def time_left(run: RunDetails) -> float | None:
+    """Seconds, by the last step's; None unless it runs."""
+    pace = run.rates.step_seconds
+    if run.state != "running" or not pace or not run.steps:
+        return None
+    return pace * (run.steps - run.step)

@@ -1,0 +1,148 @@
+"""The versions of a run: the tree that they make, and what is done with them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from rich.text import Text
+from textual.app import ComposeResult
+
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails, Version
+from lorad.text import one_line, size
+from lorad.tui import keys
+from lorad.tui.feed import Changes
+from lorad.tui.pace import Pace
+from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
+from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Rows
+
+if TYPE_CHECKING:
+    from lorad.tui.app import LoradApp
+
+KINDS = (
+    "version",
+    "alias",
+    "pin",
+    "unpin",
+    "attempt",
+    "rewind",
+    "state",
+    "serving",
+)  # events that change what is shown
+RUNS = 1000  # ended runs that are looked at for forks
+
+
+class Shown(NamedTuple):
+    """rows: cells of each row by key, in order."""
+
+    known: History
+    rows: dict[str, Cells]
+
+
+class Versions(RunTab):
+    TITLE = "versions"
+    BINDINGS = keys.VERSION + keys.VERSIONS_TAB
+    SCOPED_CSS = False  # it goes by the size of the screen
+    DEFAULT_CSS = """
+    Versions { height: 1fr; }
+    Versions #versions-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    Versions Rows { height: 1fr; background: $background; }
+    Versions #version-facts { height: auto; max-height: 4; padding: 0 1; border-top: solid $primary; }
+    .-short Versions #version-facts, .-middle Versions #version-facts { display: none; }
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self._table = Rows(COLUMNS, id="versions-rows")
+        self._pace, self._is_stale = Pace(), True
+        self._forks: dict[str, int] = {}
+        self._history = History([], 0, None, "", {})
+        self._versions: dict[str, Version] = {}  # by key of their rows
+        self._painter = Painter()  # the feed's thread's
+
+    def compose(self) -> ComposeResult:
+        yield Line(id="versions-head")
+        yield self._table
+        yield Line(id="version-facts")
+
+    # -- what is shown -----------------------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Shown | None:
+        """All of them, which takes a while where there are thousands, and is done the less often then."""
+        if changes.everything or any({"forked", "removed"} & kinds for kinds in changes.kinds.values()):
+            self._forks, self._is_stale = forks(client.list(all=True, limit=RUNS), self.run_name), True
+        self._is_stale |= any(changes.touch(self.run_name, kind) for kind in KINDS)
+        if not self._is_stale or not (self._pace.is_due or changes.everything):
+            return None
+        with self._pace.asking():
+            versions = client.adapters(self.run_name)
+        self._is_stale = False
+        known = history(versions, run, dict(self._forks))
+        return Shown(known, self._painter.rows(known))
+
+    def show(self, data: Shown) -> None:
+        is_first = not self._history.versions
+        self._history = data.known
+        self._versions = {str(version.version): version for version in data.known.versions}
+        self._table.show(data.rows)
+        if is_first:
+            self.action_current()
+        self.query_one("#versions-head", Line).say(self._head())
+
+    def _head(self) -> Text:
+        known, versions = self._history, self._history.versions
+        if not versions:
+            return Text("No versions yet: the first one is published before the first step.")
+        weight = sum(one.bytes for one in versions if one.path is not None)
+        parts = [
+            f"{len(versions) + known.left_out} versions"
+            + (f", the newest {len(versions)} here" * bool(known.left_out)),
+            "none is current" if known.current is None else f"◉ current @{known.current}",
+            f"{sum(one.pinned for one in versions)} pinned",
+            f"{sum(one.loaded for one in versions)} loaded",
+            f"{size(weight)} on disk",
+            f"{len(known.forks)} fork{'s' * (len(known.forks) > 1)}" if known.forks else "",
+            "● counts, ○ rewound",
+            self._table.says,
+        ]
+        return Text(one_line(" · ".join(part for part in parts if part)))
+
+    def on_rows_moved(self) -> None:
+        self.query_one("#versions-head", Line).say(self._head())
+        self.query_one("#version-facts", Line).say(self._facts())
+
+    def _facts(self) -> Text:
+        key = self._table.key
+        if key in self._versions:
+            return facts(self._versions[key])
+        where = self._run_of(key)
+        return Text(f"enter: to {one_line(where)}" if where else "")
+
+    # -- what keys act on --------------------------------------------------------------------------------------------
+    def targets(self, on: str) -> list[str]:
+        chosen = self._table.chosen if on == "version" else []
+        return [f"{self.run_name}@{key}" for key in chosen if key in self._versions]
+
+    def preset(self, verb: str, target: str) -> dict[str, str]:
+        """To be served: under the name that serves another version of this run."""
+        names = [name for version in self._history.versions for name in version.aliases]
+        return {"alias": names[0]} if verb == "swap" and len(names) == 1 else {}
+
+    def command(self) -> str:
+        return f"lorad adapters {shlex.quote(self.run_name)}"
+
+    def _run_of(self, key: str | None) -> str:
+        """The run that a row leads to, or ""."""
+        if key == ORIGIN:
+            name, at, number = self._history.origin.rpartition("@")
+            return name if at and number.isdecimal() and "/" not in name else ""
+        return key.removeprefix(FORK) if key is not None and key.startswith(FORK) else ""
+
+    def on_rows_selected(self) -> None:
+        if run := self._run_of(self._table.key):
+            cast("LoradApp", self.app).open_run(run)
+
+    def action_current(self) -> None:
+        self._table.go(str(self._history.current))

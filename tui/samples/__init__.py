@@ -1,0 +1,1 @@
+"""The samples tab: what the model wrote, searched and compared."""

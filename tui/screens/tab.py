@@ -1,0 +1,53 @@
+"""What a tab of the run's screen is."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, ClassVar
+
+from textual.containers import Vertical
+
+from lorad.client.client import Client
+from lorad.client.shapes import RunDetails
+from lorad.tui.feed import Changes
+
+
+class RunTab(Vertical):
+    """Reads and shows one kind of facts about a run, while it is in front.
+
+    `read` is called on the feed's thread, and with `changes.everything` when the tab comes to the front; what it keeps
+    to know how far it read, nobody else touches.
+    """
+
+    TITLE: ClassVar[str]
+
+    def __init__(self, run: str) -> None:
+        super().__init__(id=self.TITLE)
+        self.run_name = run
+
+    def read(self, client: Client, changes: Changes, run: RunDetails) -> Any | None:
+        """What to show, or None when nothing of it changed. run: as `Client.show` has it."""
+        raise NotImplementedError
+
+    def show(self, data: Any) -> None:
+        """Draw what `read` returned."""
+        raise NotImplementedError
+
+    def focus_first(self) -> None:
+        """Keys go to what is moved in most."""
+        for widget in self.query("*"):
+            if widget.can_focus and widget.display:
+                widget.focus()
+                return
+
+    def command(self) -> str:
+        """The shell's way to what the tab shows."""
+        return f"lorad show {shlex.quote(self.run_name)}"
+
+    def targets(self, on: str) -> list[str]:
+        """See `Base.targets`; of other things than the run."""
+        return []
+
+    def preset(self, verb: str, target: str) -> dict[str, str]:
+        """See `Base.preset`."""
+        return {}

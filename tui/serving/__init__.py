@@ -1,0 +1,1 @@
+"""The serving screen: aliases, their traffic, and a chat with what is served."""

@@ -1,0 +1,205 @@
+"""Rows of aliases: what they serve, who asks for them, and how quick the answers are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rich.text import Text
+
+from lorad.client.client import Client
+from lorad.client.shapes import Move, ServedAlias
+from lorad.errors import LoradError
+from lorad.protocol.traffic import Figures
+from lorad.text import age, coarse_age, number, one_line
+from lorad.tui.feed import Changes
+from lorad.tui.widgets.columns import Column
+
+NAMED = 24  # cells of a version's name
+AT_ONCE = 8  # rewards that are asked for in one reading
+MOST_REWARDS = 4096
+COLUMNS = (
+    Column("alias", 12, 28, 0, rest=True, orders=True),
+    Column("serves", 6, NAMED, 0, orders=True),
+    Column("step", 4, 8, 6, right=True, orders=True),
+    Column("reward", 6, 8, 5, right=True, orders=True),
+    Column("owner", 5, 12, 9, orders=True),
+    Column("attested", 8, 12, 7),
+    Column("loaded", 6, 6, 4),
+    Column("pool", 4, 16, 11, orders=True),
+    Column("req/s", 5, 7, 2, right=True, orders=True),
+    Column("open", 4, 5, 3, right=True, orders=True),
+    Column("tok/s", 5, 8, 2, right=True, orders=True),
+    Column("ttft", 5, 7, 10, right=True, orders=True),
+    Column("p50", 5, 7, 3, right=True, orders=True),
+    Column("p95", 5, 7, 1, right=True, orders=True),
+    Column("since", 5, 6, 8, right=True, orders=True),
+)
+
+
+class Data(NamedTuple):
+    """moves: of `alias`, newest first. rewards: by version. kept: whether its run's base is kept warm."""
+
+    aliases: list[ServedAlias]
+    pools: dict[str, str]  # version -> a pool that has it loaded
+    rewards: dict[str, float | None]
+    alias: str | None
+    moves: list[Move]
+    kept: bool
+
+    def of(self, alias: str | None) -> ServedAlias | None:
+        return next((row for row in self.aliases if row.alias == alias), None)
+
+
+class Reader:
+    """Lives on the feed's thread, but for `alias`: the one whose moves are wanted."""
+
+    def __init__(self) -> None:
+        self.alias: str | None = None
+        self._rewards: dict[str, float | None] = {}
+
+    def read(self, client: Client, changes: Changes) -> Data | None:
+        told = {kind for kinds in changes.kinds.values() for kind in kinds}
+        if not (changes.everything or changes.tick or told & {"alias", "serving"}):
+            return None
+        aliases, alias = client.aliases(), self.alias
+        loaded = {version: pool.pool for pool in client.pools() for version in pool.loaded}
+        self._ask_rewards(client, aliases)
+        row = next((row for row in aliases if row.alias == alias), None)
+        moves = [] if row is None else client.alias_moves(row.alias)
+        kept = row is not None and is_kept(client, row.run)
+        return Data(aliases, loaded, dict(self._rewards), alias, moves, kept)
+
+    def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
+        """Of steps that made what is served: of a few, the others with the next readings."""
+        missing = [row for row in aliases if version_of(row) not in self._rewards and row.step]
+        if len(self._rewards) + AT_ONCE > MOST_REWARDS:
+            self._rewards.clear()
+        for row in missing[:AT_ONCE]:
+            self._rewards[version_of(row)] = reward_of(client, row.run, row.step or 0)
+
+
+def is_kept(client: Client, run: str) -> bool:
+    """Whether the run's base is kept warm."""
+    try:
+        return client.show(run).serving
+    except LoradError:  # it was removed meanwhile
+        return False
+
+
+def reward_of(client: Client, run: str, step: int) -> float | None:
+    try:
+        found = client.steps(run, after=step - 1, limit=1)
+    except LoradError:
+        return None
+    return found[0].metrics.get("reward") if found and found[0].step == step else None
+
+
+def version_of(row: ServedAlias | Move) -> str:
+    return f"{row.run}@{row.version}"
+
+
+def values(row: ServedAlias, data: Data) -> dict[str, Any]:
+    """By column; None where it is not known."""
+    traffic, version = row.traffic, version_of(row)
+    return {
+        "alias": row.alias,
+        "serves": version,
+        "step": row.step,
+        "reward": data.rewards.get(version),
+        "owner": row.owner,
+        "attested": row.attested,
+        "loaded": version in data.pools,
+        "pool": data.pools.get(version),
+        "req/s": traffic and traffic.requests_per_second,
+        "open": traffic and traffic.in_flight,
+        "tok/s": traffic and traffic.tokens_per_second,
+        "ttft": traffic and traffic.ttft_p50,
+        "p50": traffic and traffic.p50,
+        "p95": traffic and traffic.p95,
+        "since": row.updated_at,
+    }
+
+
+def cells(row: ServedAlias, data: Data) -> dict[str, Text]:
+    found = values(row, data)
+    busy = bool(found["open"])
+    texts = {
+        "alias": Text(one_line(row.alias), style="bold"),
+        "serves": short(row),
+        "step": Text("" if found["step"] is None else str(found["step"])),
+        "reward": Text(number(found["reward"])),
+        "attested": attested(found["attested"]),
+        "loaded": Text("● yes", style="green") if found["loaded"] else Text("○ no", style="dim"),
+        "req/s": rate(found["req/s"], 2),
+        "open": Text("-" if found["open"] is None else str(found["open"]), style="bold" if busy else "dim"),
+        "tok/s": rate(found["tok/s"], 0),
+        "since": Text(coarse_age(found["since"])),
+    }
+    texts |= {key: Text(milliseconds(found[key])) for key in ("ttft", "p50", "p95")}
+    return {column.key: texts.get(column.key) or Text(one_line(str(found[column.key] or ""))) for column in COLUMNS}
+
+
+def short(row: ServedAlias) -> Text:
+    """A version with its number, however long its run's name is."""
+    number = f"@{row.version}"
+    run = Text(one_line(row.run))
+    run.truncate(max(NAMED - len(number), 4), overflow="ellipsis")
+    return run.append(number)
+
+
+def rate(value: float | None, digits: int) -> Text:
+    return Text("-" if value is None else f"{value:.{digits}f}", style="" if value else "dim")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """As short as a cell needs: 840ms, 3.39s, 12.5s."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f}ms"
+    return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
+
+
+def attested(verdict: Any) -> Text:
+    told = one_line(str(verdict or "not yet"))
+    return Text(told, style="green" if told == "passed" else "bold red" if told == "failed" else "yellow")
+
+
+def title(data: Data) -> Text:
+    known = [row.traffic for row in data.aliases if row.traffic]
+    count = f"Serving  {len(data.aliases)} alias{'es' * (len(data.aliases) != 1)}"
+    if not known:
+        return Text(count + (" · no gateway is up" if data.aliases else ""))
+    requests, open_ = sum(one.requests_per_second for one in known), sum(one.in_flight for one in known)
+    tokens = sum(one.tokens_per_second for one in known)
+    return Text(f"{count} · {requests:.2f} req/s · {open_} open · {tokens:.0f} tok/s")
+
+
+def details(row: ServedAlias, data: Data) -> Text:
+    """A line of who, and one of traffic."""
+    parts = [f"{row.alias} → {version_of(row)}", f"attested: {row.attested or 'not yet'}"]
+    parts += [f"by {row.by} {age(row.updated_at)} ago", f"sha256 {row.sha256[:12]}"]
+    parts += ["base kept warm"] * data.kept
+    return Text.assemble(one_line(" · ".join(parts)), "\n", (one_line(traffic_told(row.traffic)), "dim"))
+
+
+def traffic_told(traffic: Figures | None) -> str:
+    if traffic is None:
+        return "No gateway is up, so nothing is counted."
+    counts = f"{traffic.requests} requests, {traffic.failed} failed, {traffic.tokens} tokens"
+    first = f"{milliseconds(traffic.ttft_p50)}/{milliseconds(traffic.ttft_p95)}"
+    return f"{counts} · p50/p95: first token {first}, answer {milliseconds(traffic.p50)}/{milliseconds(traffic.p95)}"
+
+
+def moves_text(moves: Iterable[Move]) -> Text:
+    """Newest first."""
+    lines = [
+        Text.assemble(
+            (f"{age(move.at):>7} ago  ", "dim"),
+            "(removed)" if move.version is None else one_line(version_of(move)),
+            (f"  by {one_line(move.by)}", "dim"),
+        )
+        for move in moves
+    ]
+    return Text("\n").join(lines)

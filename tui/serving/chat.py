@@ -1,0 +1,295 @@
+"""A prompt for one version, or for two side by side, and what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.message import Message
+from textual.suggester import SuggestFromList
+from textual.timer import Timer
+from textual.widgets import Input, Label
+
+from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
+from lorad.text import one_line, printable
+from lorad.tui import keys
+from lorad.tui.serving import questions as asking
+from lorad.tui.serving.questions import Answer, Question
+from lorad.tui.widgets.line import Line
+
+if TYPE_CHECKING:
+    from lorad.tui.app import LoradApp
+
+SIDES = ("left", "right")
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+HISTORY = 100  # prompts
+SIGN = "✖"
+
+
+class Answered(Message):
+    """To the chat, from a thread. number: of the question."""
+
+    def __init__(self, number: int, side: str, answer: Answer) -> None:
+        super().__init__()
+        self.number, self.side, self.answer = number, side, answer
+
+
+class Side(Vertical):
+    """What one version says."""
+
+    DEFAULT_CSS = """
+    Side { width: 1fr; height: 100%; }
+    Side .head { height: 1; width: 100%; padding: 0 1; background: $panel; text-wrap: nowrap; text-overflow: ellipsis; }
+    Side VerticalScroll { height: 1fr; padding: 0 1; }
+    Side VerticalScroll:focus { background: $boost; }
+    Side .said { width: 100%; height: auto; }
+    """
+
+    def __init__(self, side: str) -> None:
+        super().__init__(id=f"said-{side}")
+        self.since: float | None = None  # by the monotonic clock: an answer is awaited
+        self.target = ""
+
+    def compose(self) -> ComposeResult:
+        yield Line(classes="head")
+        with VerticalScroll():
+            yield Line(classes="said")
+
+    @property
+    def head(self) -> Line:
+        return self.query_one(".head", Line)
+
+    def begin(self, target: str) -> None:
+        self.target, self.since = target, time.monotonic()
+        self.query_one(".said", Line).say("")
+        self.draw()
+
+    def draw(self) -> None:
+        """How long it takes."""
+        if self.since is not None:
+            waited = time.monotonic() - self.since
+            self.head.say(Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s"))
+
+    def end(self, answer: Answer) -> None:
+        self.since = None
+        if answer.wrong:
+            self.head.say(Text(f"{SIGN} {one_line(self.target)}", style="bold red"))
+            said = Text(printable(answer.wrong), style="red")
+        else:
+            self.head.say(about(self.target, answer))
+            said = Text(printable(answer.text)) if answer.text else Text("(no text)", style="dim")
+        self.query_one(".said", Line).say(said)
+
+    def drop(self) -> None:
+        if self.since is not None:
+            self.since = None
+            self.head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
+
+
+def about(target: str, answer: Answer) -> Text:
+    who = target if target == answer.version else f"{target} → {answer.version}"
+    pace = f" · {answer.tokens / answer.seconds:.0f} tok/s" if answer.seconds > 0 else ""
+    told = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
+    return Text.assemble((one_line(who), "bold"), "  ", one_line(told))
+
+
+class Chat(Vertical):
+    """As `lorad generate` asks: a prompt is wrapped in the chat template where the run's own prompts are."""
+
+    BINDINGS = keys.CHAT
+    SCOPED_CSS = False  # it goes by the classes of its screen
+    DEFAULT_CSS = """
+    Chat { border: round $primary; border-title-style: bold; height: 1fr; }
+    Chat:focus-within { border: round $accent; }
+    Chat .fields { height: 1; }
+    Chat .row { height: 1; width: auto; }
+    Chat Label { padding: 0 1; color: $text-muted; }
+    Chat Input { width: 16; }
+    Chat .small { width: 8; }
+    Chat #prompt { width: 100%; }
+    Chat .sides { height: 1fr; }
+    Chat #said-right { display: none; border-left: solid $primary; }
+    Chat.-two #said-right { display: block; }
+    .-narrow Chat .fields { layout: vertical; height: 2; }
+    .-narrow Chat Input { width: 10; }
+    .-narrow Chat .small { width: 6; }
+    .-narrow Chat #prompt { width: 100%; }
+    .-wide Chat Input { width: 26; }
+    .-wide Chat .small { width: 10; }
+    .-wide Chat #prompt { width: 100%; }
+    .-short Chat { border: none; }
+    """
+
+    class Asked(Message):
+        """line: what a shell would say."""
+
+        def __init__(self, line: str) -> None:
+            super().__init__()
+            self.line = line
+
+    class Refused(Message):
+        def __init__(self, error: LoradError) -> None:
+            super().__init__()
+            self.error = error
+
+    class Left(Message):
+        """The user is done here."""
+
+    def __init__(self) -> None:
+        super().__init__(id="chat")
+        self._number = 0  # of the question that is asked
+        self.under_way = 0  # answers, dropped ones among them
+        self._history: list[str] = []
+        self._place = 0  # in it
+        self._timer: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(classes="fields"):
+            with Horizontal(classes="row"):
+                yield Label("ask")
+                yield Input(id="left", placeholder="alias, run@12", compact=True)
+                yield Label("and")
+                yield Input(id="right", placeholder="nobody else", compact=True)
+            with Horizontal(classes="row"):
+                yield Label("temp")
+                yield Input("0", id="temperature", classes="small", compact=True)
+                yield Label("max")
+                yield Input("64", id="most", classes="small", compact=True)
+                yield Label("seed")
+                yield Input("0", id="seed", classes="small", compact=True)
+        yield Input(id="prompt", placeholder="a prompt; enter asks, up and down find earlier ones", compact=True)
+        with Horizontal(classes="sides"):
+            for side in SIDES:
+                yield Side(side)
+
+    def on_mount(self) -> None:
+        self.border_title = "Chat"
+        self._timer = self.set_interval(0.25, self._draw, pause=True)
+
+    # -- from the screen -----------------------------------------------------------------------------------------------
+    def open(self, left: str, right: str) -> None:
+        """Targets that are typed already stay."""
+        for side, target in zip(SIDES, (left, right), strict=True):
+            field = self.query_one(f"#{side}", Input)
+            field.value = field.value or target
+        self.query_one("#prompt", Input).focus()
+
+    def suggest(self, names: Iterable[str]) -> None:
+        """What targets are completed from."""
+        known = SuggestFromList(names, case_sensitive=True)
+        for side in SIDES:
+            self.query_one(f"#{side}", Input).suggester = known
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+    @property
+    def sides(self) -> list[Side]:
+        return list(self.query(Side))
+
+    @property
+    def is_waiting(self) -> bool:
+        return any(side.since is not None for side in self.sides)
+
+    def value(self, id: str) -> str:
+        return self.query_one(f"#{id}", Input).value.strip()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        try:
+            questions = self._questions()
+            self._refuse(len(questions))
+        except LoradError as error:
+            self.post_message(self.Refused(error))
+            return
+        self._remember(questions[0].prompt)
+        self._ask(questions)
+
+    def _questions(self) -> Sequence[Question]:
+        """Raises SpecError."""
+        sampling = asking.sampling_of(self.value("temperature"), self.value("most"), self.value("seed"))
+        prompt = self.query_one("#prompt", Input).value
+        targets = [target for target in (self.value("left"), self.value("right")) if target]
+        if not targets or not prompt:
+            missing = "a prompt" if targets else "a version"
+            raise SpecError(f"{missing} is missing.", hint="An alias, run@12, or a run for its current version.")
+        return [Question(target, prompt, sampling) for target in targets]
+
+    def _refuse(self, count: int) -> None:
+        """Raises NotAllowed, Conflict."""
+        if cast("LoradApp", self.app).readonly:
+            raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
+        if self.is_waiting:
+            raise Conflict("The answer before is awaited.", hint="esc drops it.")
+        if self.under_way + count > asking.MOST:
+            raise Conflict(f"{self.under_way} answers that were dropped are under way.", hint="Wait for some.")
+
+    def _ask(self, questions: Sequence[Question]) -> None:
+        self._number += 1
+        self.under_way += len(questions)
+        self.set_class(len(questions) > 1, "-two")
+        for name, side, question in zip(SIDES, self.sides, questions, strict=False):
+            side.begin(question.target)
+            asking.ask(cast("LoradApp", self.app).client, question, self._told(self._number, name))
+        if self._timer is not None:
+            self._timer.resume()
+        self.post_message(self.Asked("; ".join(question.command for question in questions)))
+
+    def _told(self, number: int, side: str) -> Callable[[Answer], None]:
+        def tell(answer: Answer) -> None:
+            with contextlib.suppress(RuntimeError):  # the interface has ended
+                self.post_message(Answered(number, side, answer))
+
+        return tell
+
+    def on_answered(self, message: Answered) -> None:
+        """An answer that nobody waits for is dropped."""
+        message.stop()
+        self.under_way -= 1
+        side = self.query_one(f"#said-{message.side}", Side)
+        if message.number == self._number and side.since is not None:
+            side.end(message.answer)
+        self._rest()
+
+    def _draw(self) -> None:
+        for side in self.sides:
+            side.draw()
+
+    def _rest(self) -> None:
+        """Nothing moves while nothing is awaited."""
+        if self._timer is not None and not self.is_waiting:
+            self._timer.pause()
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+    def action_leave(self) -> None:
+        """First what is awaited is dropped."""
+        if not self.is_waiting:
+            self.post_message(self.Left())
+            return
+        for side in self.sides:
+            side.drop()
+        self._rest()
+
+    def _remember(self, prompt: str) -> None:
+        if self._history[-1:] != [prompt]:
+            self._history = [*self._history, prompt][-HISTORY:]
+        self._place = len(self._history)
+
+    def action_recall(self, by: int) -> None:
+        """Of prompts that were asked; past the newest one, an empty one."""
+        self._place = min(max(self._place + by, 0), len(self._history))
+        field = self.query_one("#prompt", Input)
+        field.value = self._history[self._place] if self._place < len(self._history) else ""
+        field.cursor_position = len(field.value)
+
+    def action_page(self, by: int) -> None:
+        for side in self.sides:
+            said = side.query_one(VerticalScroll)
+            said.scroll_relative(y=by * max(said.size.height - 1, 1), animate=False)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        focused = self.screen.focused
+        return action != "recall" or (focused is not None and focused.id == "prompt")

@@ -1,0 +1,165 @@
+"""What is served under which name, how much it is asked for, and a chat to try a version beside another."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from rich.text import Text
+from textual.containers import VerticalScroll
+from textual.timer import Timer
+from textual.widget import Widget
+from textual.widgets import Static
+
+from lorad.client.client import Client
+from lorad.tui import keys
+from lorad.tui.feed import Changes
+from lorad.tui.screens.base import Base
+from lorad.tui.serving.alias_rows import COLUMNS, Data, Reader, cells, details, moves_text, title, values, version_of
+from lorad.tui.serving.chat import Chat
+from lorad.tui.widgets.line import Line
+from lorad.tui.widgets.table import Rows
+
+MOVES = 100  # that are shown
+SETTLED = 0.15  # seconds that the cursor rests before the moves of an alias are read
+NONE = (
+    "Nothing is served under a name yet.\n\n"
+    "Press w on a version of a run, or in a shell:\n"
+    "  lorad swap ALIAS RUN@N\n"
+    "  lorad serve MODEL --adapter NAME=DIR\n\n"
+    "c opens a chat with any version, aliased or not."
+)
+
+
+class Serving(Base):
+    BINDINGS = keys.ALIAS + keys.SERVING + keys.BACK
+    DEFAULT_CSS = """
+    Serving #aliases { height: 1fr; min-height: 3; background: $background; }
+    Serving #none { display: none; height: 1fr; padding: 1 2; }
+    Serving.-none #none { display: block; }
+    Serving.-none #aliases, Serving.-none #about, Serving.-none #moves { display: none; }
+    Serving #about { height: auto; max-height: 4; width: 100%; padding: 0 1; }
+    Serving #moves { height: 7; border: round $primary; border-title-style: bold; padding: 0 1; }
+    Serving #log-of-moves { height: auto; width: 100%; }
+    Serving.-high #moves { height: 12; }
+    Serving.-short #moves, Serving.-short #about, Serving.-middle #moves { display: none; }
+    Serving Chat { display: none; }
+    Serving.-chat Chat { display: block; height: 2fr; }
+    Serving.-chat #moves { display: none; }
+    Serving.-chat.-tall #about { max-height: 1; }
+    Serving.-chat.-short #aliases, Serving.-chat.-short #none { display: none; }
+    Serving.-chat.-middle #about, Serving.-chat.-tall #none { display: none; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = Reader()
+        self._data: Data | None = None
+        self._settling: Timer | None = None
+
+    def body(self) -> Iterable[Widget]:
+        yield Rows(COLUMNS, id="aliases")
+        yield Static(NONE, id="none", markup=False)
+        yield Line(id="about")
+        with VerticalScroll(id="moves"):
+            yield Line(id="log-of-moves")
+        yield Chat()
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one("#moves").border_title = "Moves"
+        self.table.focus()
+
+    @property
+    def table(self) -> Rows:
+        return self.query_one("#aliases", Rows)
+
+    @property
+    def chat(self) -> Chat:
+        return self.query_one(Chat)
+
+    # -- what is shown -------------------------------------------------------------------------------------------------
+    def read(self, client: Client, changes: Changes) -> Data | None:
+        return self._reader.read(client, changes)
+
+    def show(self, data: Data) -> None:
+        self._data = data
+        self.table.show(
+            {row.alias: cells(row, data) for row in data.aliases},
+            {row.alias: values(row, data) for row in data.aliases},
+        )
+        self.set_class(not data.aliases, "-none")
+        self.say_title(title(data))
+        names = {row.alias for row in data.aliases} | {version_of(row) for row in data.aliases} | set(data.pools)
+        self.chat.suggest(sorted(names))
+        self.tell()
+
+    def tell(self) -> None:
+        """About the alias under the cursor; its moves when they are there."""
+        data, alias = self._data, self.table.key
+        row = data.of(alias) if data else None
+        about, moves = self.query_one("#about", Line), self.query_one("#log-of-moves", Line)
+        if data is None or row is None:
+            about.say("")
+            moves.say(Text())
+            return
+        about.say(details(row, data))
+        moves.say(moves_text(data.moves[:MOVES]) if data.alias == alias else Text("…", style="dim"))
+
+    def on_rows_moved(self) -> None:
+        alias, chosen = self.table.key, self.targets("alias")
+        if not self.has_class("-chat"):
+            self.offer(f"lorad aliases {shlex.quote(chosen[0])}" if chosen else "lorad aliases --traffic", *chosen)
+        self.tell()
+        if alias != self._reader.alias:
+            self._reader.alias = alias
+            if self._settling is not None:
+                self._settling.stop()
+            self._settling = self.set_timer(SETTLED, self.lorad.feed.again)
+
+    # -- what keys act on ----------------------------------------------------------------------------------------------
+    def targets(self, on: str) -> list[str]:
+        chosen = self.table.chosen if self._data and self._data.aliases else []
+        if on != "version":
+            return chosen if on == "alias" else []
+        rows = [self._data.of(alias) for alias in chosen] if self._data else []
+        return [version_of(row) for row in rows if row is not None]
+
+    def has(self, target: str) -> bool:
+        return self._data is None or self._data.of(target) is not None
+
+    def owner(self, target: str) -> str | None:
+        row = self._data.of(target) if self._data else None
+        return row.owner if row else None
+
+    def on_rows_selected(self, event: Rows.Selected) -> None:
+        row = self._data.of(event.key) if self._data else None
+        if row is not None:
+            self.lorad.open_run(row.run)
+
+    # -- the chat ------------------------------------------------------------------------------------------------------
+    def action_chat(self) -> None:
+        """With what is under the cursor, and beside it what that served before."""
+        self.set_class(True, "-chat")
+        self.chat.open(*self._compared())
+
+    def _compared(self) -> tuple[str, str]:
+        data, alias = self._data, self.table.key
+        row = data.of(alias) if data else None
+        if data is None or alias is None or row is None:
+            return "", ""
+        before = (version_of(move) for move in data.moves if move.version is not None) if data.alias == alias else ()
+        return alias, next((version for version in before if version != version_of(row)), "")
+
+    def on_chat_asked(self, message: Chat.Asked) -> None:
+        self.say_command(message.line)
+
+    def on_chat_refused(self, message: Chat.Refused) -> None:
+        self.say_error(message.error)
+
+    def on_chat_left(self) -> None:
+        self.set_class(False, "-chat")
+        self.table.focus()
+
+    def action_back(self) -> None:
+        self.dismiss()

@@ -1,0 +1,168 @@
+"""Keys of the spec as fields of a form, with choices, default and meaning, all taken from `lorad.spec.model`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+from msgspec import inspect as kinds
+
+from lorad.spec.model import COUNT_LIMIT, Spec
+from lorad.spec.yaml import compose, plain
+from lorad.tui.spec_lines import DEFAULTS, quoted, value_text
+
+# What people change first, by section; "": keys of the spec itself.
+USUAL: dict[str, tuple[str, ...]] = {
+    "": ("name", "seed"),
+    "model": ("path", "dtype"),
+    "lora": ("rank", "alpha", "target_modules", "dropout", "type"),
+    "algorithm": ("group_size", "clip", "kl.coef", "advantage", "loss_level"),
+    "data": ("train", "eval", "prompts_per_step", "max_prompt_tokens"),
+    "reward": ("",),
+    "trainer": ("backend", "lr", "steps", "schedule", "warmup_steps", "tp", "pp", "dp", "activation_checkpointing"),
+    "rollout": ("backend", "max_new_tokens", "temperature", "servers", "tp", "max_staleness"),
+    "eval": ("every", "problems"),
+    "checkpoint": ("every", "keep"),
+    "pool": ("mode", "memory_fraction"),
+    "resources": ("devices", "priority", "preemptible", "restart"),
+}
+# These keys stand in the YAML though they have their defaults: they say what a run is.
+TOLD = (
+    *("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "algorithm.group_size", "data.train"),
+    *("data.prompts_per_step", "reward", "trainer.lr", "trainer.steps", "rollout.max_new_tokens"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key as a field of the form.
+
+    Attributes:
+        says: what it may be, and what it means.
+        choices: all values, where they are a few words.
+        is_text: what is typed is taken as it is, not as YAML.
+    """
+
+    key: str
+    section: str
+    label: str
+    says: str
+    default: str
+    choices: tuple[str, ...] = ()
+    is_text: bool = False
+
+    def value(self, text: str) -> Any:
+        """What was typed, as YAML reads it. Raises SpecError."""
+        text = text.strip()
+        if self.is_text and text[:1] not in ("[", "{", '"', "'"):
+            return text
+        node = compose(text, self.key)
+        return None if node is None else plain(node, self.key)
+
+    def text(self, value: Any) -> str:
+        """What to type for a value."""
+        if isinstance(value, str) and self.is_text:
+            return quoted(value) if value[:1] in ("[", "{", '"', "'") or value != value.strip() else value
+        return value_text(value)
+
+
+def usual() -> Iterator[str]:
+    """Yield the keys that are always in the form, in order."""
+    for section, names in USUAL.items():
+        yield from (".".join(part for part in (section, name) if part) for name in names)
+
+
+@functools.cache
+def entry(key: str) -> Entry:
+    """The form's field for a key of the spec; for an unknown key it is plain text."""
+    section, _, label = key.rpartition(".") if key.count(".") < 2 else key.partition(".")
+    kind, owner = _declared(key)
+    default, choices = DEFAULTS.get(key), _choices(kind)
+    may_be = " | ".join(choices) or in_words(kind)
+    meaning = meanings(owner).get(key.rpartition(".")[2], "") if owner else ""
+    told = "; ".join(filter(None, (may_be, meaning.replace("`", "")))) if owner else "not a key of the spec"
+    return Entry(
+        key,
+        section or ("reward" if key == "reward" else ""),
+        label,
+        told,
+        "none" if default is None else value_text(default),
+        choices,
+        _takes_text(kind) and not choices,
+    )
+
+
+def _declared(key: str) -> tuple[Any, type[Struct] | None]:
+    """The type of a key, and the part of the spec that declares it."""
+    part: Any = Spec
+    *sections, last = key.split(".")
+    for section in sections:
+        fields = {field.name: field.type for field in msgspec.structs.fields(part)}
+        part = fields.get(section)
+        if not (isinstance(part, type) and issubclass(part, Struct)):
+            return str, None
+    declared = {field.name: field.type for field in msgspec.structs.fields(part)}
+    return (declared[last], part) if last in declared else (str, None)
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    if kind is bool:
+        return ("true", "false")
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+def _takes_text(kind: Any) -> bool:
+    told = kinds.type_info(kind)
+    types = told.types if isinstance(told, kinds.UnionType) else (told,)
+    return any(isinstance(one, kinds.StrType) for one in types)
+
+
+def meanings(owner: type[Struct]) -> dict[str, str]:
+    """Return what each field means, by the lines under `Attributes:` of the docstring."""
+    _, _, lines = (inspect.getdoc(owner) or "").partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", lines, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+# -- types in words ----------------------------------------------------------------------------------------------------
+def in_words(kind: Any) -> str:
+    return _in_words(kinds.type_info(kind))
+
+
+def _in_words(kind: kinds.Type) -> str:
+    match kind:
+        case kinds.UnionType(types=types):
+            return " or ".join(_in_words(one) for one in types)
+        case kinds.IntType():
+            return f"a whole number{_bounds(kind)}"
+        case kinds.FloatType():
+            return f"a number{_bounds(kind)}"
+        case kinds.LiteralType(values=values):
+            return " | ".join(map(str, values))
+        case kinds.ListType(item_type=item):
+            return f"[{_in_words(item)}, …]"
+        case kinds.TupleType(item_types=items):
+            return f"[{', '.join(_in_words(one) for one in items)}]"
+        case kinds.DictType():
+            return "{key: value, …}"
+        case kinds.StructType(fields=fields):
+            return f"{{{', '.join(field.name for field in fields)}}}"
+    plain_words: dict[type[Any], str] = {
+        kinds.BoolType: "true | false",
+        kinds.NoneType: "none",
+        kinds.StrType: "text",
+        kinds.CustomType: "an absolute path",
+    }
+    return plain_words.get(type(kind), "any value")
+
+
+def _bounds(kind: kinds.IntType | kinds.FloatType) -> str:
+    limits = {">": kind.gt, "≥": kind.ge, "<": kind.lt, "≤": kind.le}
+    told = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None and abs(limit) < COUNT_LIMIT]
+    return f" {' and '.join(told)}" if told else ""

@@ -1,1 +1,0 @@
-"""The tabs of a run's screen, one a file."""

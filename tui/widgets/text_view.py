@@ -1,0 +1,208 @@
+"""Long texts in two columns or one, which are scrolled and never cut: folded once for a width, drawn line by line.
+
+Of blocks that have a name the middle is hidden while there is little room, so that what follows them is seen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+from textual.events import Resize
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from lorad.tui import keys
+from lorad.tui.widgets.folding import folded
+
+BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
+BAR = " │ "
+LEAST, SHARE = 3, 6  # lines that are seen of a block with a name: so many, or this part of the height if that is more
+UNFOLD = "z"  # the key, as it is told
+
+Span = tuple[int, int, str]  # begin, end, style
+
+
+class Block(NamedTuple):
+    """Text without control characters. spans: in order, none over another. key: what `mark` and `go` call it. name:
+    what a long one is called where its middle is hidden; "": it is always whole."""
+
+    text: str
+    style: str = ""
+    spans: Sequence[Span] = ()
+    key: int | None = None
+    name: str = ""
+
+
+class Section(NamedTuple):
+    """right: beside `left` where there is room."""
+
+    left: Sequence[Block]
+    right: Sequence[Block] = ()
+
+
+class Fold(NamedTuple):
+    block: Block
+    start: int
+    end: int
+
+
+Folds = list[Fold]
+EMPTY = Fold(Block(""), 0, 0)
+
+
+class Reader(ScrollView, can_focus=True):
+    """`show` sections, then `mark` places in blocks and `go` to one."""
+
+    BINDINGS = keys.LOG
+    DEFAULT_CSS = """
+    Reader { overflow-y: scroll; overflow-x: hidden; scrollbar-size-vertical: 1; padding: 0 1; }
+    """
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._sections: Sequence[Section] = ()
+        self._lines: list[tuple[Fold, Fold | None]] = []
+        self._marks: Mapping[int, Sequence[Span]] = {}
+        self._width = self._most = 0
+        self.is_whole = False  # nothing is hidden
+
+    # -- what is shown -----------------------------------------------------------------------------------------------
+    def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
+        """From its beginning, unless it is to `stay` where it is."""
+        self._sections, self._marks = sections, {}
+        self._fold()
+        if not stay:
+            self.scroll_home(animate=False, immediate=True)
+
+    def mark(self, marks: Mapping[int, Sequence[Span]]) -> None:
+        """Draw these places of blocks in other styles, by their key."""
+        if marks != self._marks:
+            self._marks = marks
+            self.refresh()
+
+    def go(self, key: int, at: int) -> None:
+        """To the line that holds a place of a block, which is shown whole if it is hidden."""
+        y = self._line_of(key, at)
+        if y is None and not self.is_whole:
+            self.unfold()
+            y = self._line_of(key, at)
+        if y is not None:
+            self.scroll_to_region(Region(0, y, 1, 1), animate=False, immediate=True, center=True)
+
+    def _line_of(self, key: int, at: int) -> int | None:
+        for y, line in enumerate(self._lines):
+            if any(fold is not None and fold.block.key == key and fold.start <= at <= fold.end for fold in line):
+                return y
+        return None
+
+    def unfold(self) -> None:
+        """Show all, or hide what is long again."""
+        self.is_whole = not self.is_whole
+        self._fold()
+
+    @property
+    def said(self) -> str:
+        """All of it, a line for each that is drawn."""
+        return "\n".join(BAR.join(f.block.text[f.start : f.end] for f in line if f is not None) for line in self._lines)
+
+    @property
+    def _room(self) -> int:
+        return self.scrollable_content_region.width
+
+    @property
+    def _seen(self) -> int:
+        """Lines of a block with a name."""
+        return max(LEAST, self.size.height // SHARE)
+
+    # -- keys: at once, which costs a slow line less than motion does -------------------------------------------------
+    def action_scroll_down(self) -> None:
+        self.scroll_down(animate=False)
+
+    def action_scroll_up(self) -> None:
+        self.scroll_up(animate=False)
+
+    def action_scroll_home(self) -> None:
+        self.scroll_home(animate=False)
+
+    def action_scroll_end(self) -> None:
+        self.scroll_end(animate=False)
+
+    def action_page_down(self) -> None:
+        self.scroll_page_down(animate=False)
+
+    def action_page_up(self) -> None:
+        self.scroll_page_up(animate=False)
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+    def on_resize(self, event: Resize) -> None:
+        if (self._room, self._seen) != (self._width, self._most):
+            before, at = max(len(self._lines), 1), self.scroll_offset.y
+            self._fold()
+            self.scroll_to(y=at * len(self._lines) // before, animate=False, immediate=True)
+
+    def _fold(self) -> None:
+        self._width, self._most = self._room, self._seen
+        most = 0 if self.is_whole else self._most
+        if not self._width:
+            return  # it is laid out later
+        lines = list[tuple[Fold, Fold | None]]()
+        for section in self._sections:
+            if section.right and self._width >= BESIDE:
+                lines += beside(section, (self._width - len(BAR)) // 2, most)
+            else:
+                lines += ((fold, None) for fold in folds([*section.left, *section.right], self._width, most))
+        self._lines = lines
+        self.virtual_size = Size(self._width, len(lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        y += self.scroll_offset.y
+        width = self._width
+        if y >= len(self._lines):
+            return Strip.blank(width, self.rich_style)
+        left, right = self._lines[y]
+        text = self._text(left)
+        if right is not None:
+            text.truncate(column := (width - len(BAR)) // 2, pad=True)
+            text.append(BAR, "dim").append_text(self._text(right))
+            text.truncate(column * 2 + len(BAR))
+        strip = Strip(text.render(self.app.console), text.cell_len)
+        return strip.adjust_cell_length(width).apply_style(self.rich_style)
+
+    def _text(self, fold: Fold) -> Text:
+        block, start, end = fold
+        text = Text(block.text[start:end], style=block.style, end="", no_wrap=True)
+        for spans in (block.spans, self._marks.get(block.key, ()) if block.key is not None else ()):
+            for first, last, style in spans[max(bisect_left(spans, (start,)) - 1, 0) :]:
+                if first >= end:
+                    break
+                text.stylize(style, max(first - start, 0), max(last - start, 0))
+        return text
+
+
+def folds(blocks: Sequence[Block], width: int, most: int) -> Folds:
+    """most: lines of a block with a name; 0: all."""
+    return [fold for block in blocks for fold in shortened(block, width, most)]
+
+
+def shortened(block: Block, width: int, most: int) -> Folds:
+    """A block with a name keeps its end, and its beginning where there is room for both: a question stands at the end
+    of its prompt, a result at the end of its answer."""
+    lines = [Fold(block, start, end) for start, end in folded(block.text, width)]
+    hidden = len(lines) - most
+    if not block.name or not most or hidden <= 1:
+        return lines
+    first = (most - 1) // 2
+    told = f"⋯ {hidden + 1} more lines of the {block.name}: {UNFOLD}"[:width]
+    return [*lines[:first], Fold(Block(told, "dim"), 0, len(told)), *lines[len(lines) - (most - 1 - first) :]]
+
+
+def beside(section: Section, width: int, most: int) -> list[tuple[Fold, Fold | None]]:
+    """Both columns, the shorter one filled up."""
+    left, right = folds(section.left, width, most), folds(section.right, width, most)
+    height = max(len(left), len(right))
+    return [(left[y] if y < len(left) else EMPTY, right[y] if y < len(right) else EMPTY) for y in range(height)]
