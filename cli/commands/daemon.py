@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,6 @@ from lorad.cli.systemd import Unit, remove_unit, tell_systemd, unit_of, write_un
 from lorad.client.box_shapes import StayingPool
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
-from lorad.protocol.listener import answers
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 
@@ -50,7 +49,7 @@ def stop(
     """
     client = connected() if pools else Client()  # pools outlive their daemon: one is needed to end them
     answer = client.shutdown(gateway=gateway, pools=pools)
-    _await_end(client)
+    _await_end(client, answer.pid)
     if as_json:
         print_json({"stopped": answer.pid, "ended": answer.ended, "staying": answer.staying})
         return
@@ -82,8 +81,7 @@ def restart(as_json: AsJson = False) -> None:
     shared = False
     with contextlib.suppress(DaemonUnreachable):
         shared = client.status().shared
-        client.shutdown()
-        _await_end(client)
+        _await_end(client, client.shutdown().pid)
     launch(client, system=shared)
     show(client, as_json)
 
@@ -148,8 +146,7 @@ def take_up(unit: Unit) -> None:
         raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
     client = Client(Home(unit.home))
     if _alive(client):
-        client.shutdown()
-        _await_end(client)
+        _await_end(client, client.shutdown().pid)
     tell_systemd(*unit.next_commands)
 
 
@@ -182,13 +179,19 @@ def show(client: Client, as_json: bool) -> None:
         report(f"error: {data.url_trouble}")
 
 
-def _await_end(client: Client) -> None:
-    """Raises Conflict."""
-    deadline = time.monotonic() + 10
-    while answers(client.home.socket):  # a request that comes while it ends is kept waiting
-        if time.monotonic() > deadline:
-            raise Conflict("the daemon still answers after 10 s", hint=f"Its log: {client.home.daemon_log}")
-        time.sleep(0.02)
+def _await_end(client: Client, pid: int) -> None:
+    """Wait until the daemon's process is gone: it writes until then, to its database last. Raises Conflict."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        gone = select.poll()
+        gone.register(process, select.POLLIN)
+        if not gone.poll(10_000):
+            raise Conflict(f"the daemon (pid {pid}) still works after 10 s", hint=f"Its log: {client.home.daemon_log}")
+    finally:
+        os.close(process)
 
 
 def _alive(client: Client) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import stat
@@ -15,7 +14,6 @@ import pytest
 
 from lorad.adapters.peft import read_peft
 from lorad.box.paths import Home
-from lorad.errors import LoradError
 from lorad.pool import config as configuration
 from lorad.pool.host import is_needed
 from lorad.protocol.calls import Nothing
@@ -118,11 +116,3 @@ def test_a_pool_without_its_configuration_ends_with_a_message(tmp_path: Path) ->
     command = [sys.executable, "-m", "lorad.pool", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pool.json" in done.stderr
-
-
-def test_the_configuration_refuses_unknown_keys(tmp_path: Path) -> None:
-    configuration.write(config_of(tmp_path), tmp_path)
-    data = json.loads((tmp_path / configuration.FILE).read_text()) | {"devcie": "cpu"}
-    (tmp_path / configuration.FILE).write_text(json.dumps(data))
-    with pytest.raises(LoradError, match="devcie"):
-        configuration.read(tmp_path)

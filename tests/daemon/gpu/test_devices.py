@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from msgspec import structs
 
 from lorad.box.config import Config, Devices
 from lorad.box.machine import Machine
@@ -280,7 +281,7 @@ def test_the_table_tells_who_holds_a_device_and_who_else_is_there() -> None:
     lease = Lease("p-1", 7, "alice", "run a", time.time() - 65, 600.0)
     process = DeviceProcess(9, "bob", "python", 1 << 30)
     row = shapes.Device("cuda:0", "a GPU", memory_total=1, utilization=0.4)
-    shown = device_row(replace(row, lease=lease, processes=[process, replace(process, ours=True)]))
+    shown = device_row(structs.replace(row, lease=lease, processes=[process, structs.replace(process, ours=True)]))
     assert shown[4:8] == ("40%", "p-1", "alice", "1m05s")
     assert shown[8] == "run a, free after 10m00s idle; python (pid 9, bob, 1.0 GiB)"
     assert device_row(row)[5:] == ("", "", "", "")
