@@ -52,7 +52,7 @@ SECRET_BYTES = 64 * KIB
 SPARSE = 16 * MIB  # holes in files smaller than this hurt nobody
 
 # Chat templates: programs that come with a model
-TEMPLATE_SECONDS = 2.0  # of a processor, for one chat; real ones take a millisecond
+TEMPLATE_SECONDS = 3.0  # of a processor, for one chat; real ones take a millisecond
 TEMPLATE_MEMORY = 1 * GIB
 TEMPLATE_TEXT = 16 * MIB  # characters of one prompt
 
