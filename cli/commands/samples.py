@@ -73,7 +73,7 @@ def as_line(text: object, line_break: str) -> str:
 
 def whole(sample: Sample) -> list[tuple[str, str]]:
     figures = {"reward": number(sample.reward), "advantage": number(sample.advantage)}
-    named = {"version": f"@{sample.version}", "end": sample.finish, "error": sample.error}
+    named = {"version": f"@{str(sample.version).rpartition('@')[2]}", "end": sample.finish, "error": sample.error}
     texts = {"prompt": sample.prompt, "answer": sample.answer, "completion": sample.completion}
     fields = {"step": sample.step, **figures, **named, **texts}
     return [(name, str(value)) for name, value in fields.items() if value not in (None, "")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from lorad.backends.classes import class_behind
 from lorad.engines.base import Engine
-from lorad.errors import SpecError
 
 if TYPE_CHECKING:
     from lorad.engines.remote.dialect import Dialect
@@ -24,31 +24,12 @@ SERVERS = frozenset(DIALECTS)  # backends whose engine is a server in a process 
 
 
 def engine_class(name: str, override: str | None = None) -> type[Engine]:
-    """The class behind a backend name, or behind `override` ("module:Class").
-
-    Raises SpecError for a name that is not known and for a class that can not be imported or is no Engine.
-    """
-    if override is None and name not in BACKENDS:
-        raise SpecError(f"no engine {name!r}", key="rollout.backend", hint=f"there is {', '.join(sorted(BACKENDS))}")
-    place = override or BACKENDS[name]
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SpecError(
-            f"{name} is {place}, which can not be imported: {error}",
-            key="rollout.backend",
-            hint="run `lorad doctor`: it says what to install",
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise SpecError(
-            f"{place} is no engine", key="rollout.backend", hint="name a subclass of lorad.engines.base.Engine"
-        )
-    return found
+    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `class_behind`."""
+    return class_behind(name, override, BACKENDS, Engine, what="engine", key="rollout.backend")
 
 
 def dialect_class(name: str) -> type[Dialect]:
-    """How the servers of a backend in SERVERS are spoken to. It imports no torch."""
+    """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
     module, _, attribute = DIALECTS[name].partition(":")
     found: type[Dialect] = getattr(importlib.import_module(module), attribute)
     return found

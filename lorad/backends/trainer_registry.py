@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-
-from lorad.errors import SpecError
+from lorad.backends.classes import class_behind
 from lorad.trainers.base import Trainer
 
 BACKENDS = {
@@ -16,24 +14,5 @@ RANKED = frozenset({"fsdp", "megatron"})  # backends whose trainer is made of pr
 
 
 def trainer_class(name: str, override: str | None = None) -> type[Trainer]:
-    """The class behind a backend name, or behind `override` ("module:Class").
-
-    Raises SpecError for a name that is not known and for a class that can not be imported or is no Trainer.
-    """
-    if override is None and name not in BACKENDS:
-        raise SpecError(f"no trainer {name!r}", key="trainer.backend", hint=f"there is {', '.join(sorted(BACKENDS))}")
-    place = override or BACKENDS[name]
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SpecError(
-            f"{name} is {place}, which can not be imported: {error}",
-            key="trainer.backend",
-            hint="run `lorad doctor`: it says what to install",
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Trainer)):
-        raise SpecError(
-            f"{place} is no trainer", key="trainer.backend", hint="name a subclass of lorad.trainers.base.Trainer"
-        )
-    return found
+    """Return the class behind a backend name, or behind `override`. Raises SpecError, see `class_behind`."""
+    return class_behind(name, override, BACKENDS, Trainer, what="trainer", key="trainer.backend")

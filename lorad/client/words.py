@@ -1,4 +1,4 @@
-"""What is said about a run in one line."""
+"""Describe a run in one line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from lorad.client.shapes import Run
 
 
 def why(run: Run) -> str:
-    """Why a run waits, or what went wrong, in one line."""
+    """Say why a run waits, or what went wrong, in one line."""
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
     return "; ".join(filter(None, (words, failures(run))))
 
 
 def failures(run: Run) -> str:
-    """How many rewards of a run failed and how many of its updates were skipped, in words; "" for none."""
+    """Say how many rewards of a run failed and how many of its updates were skipped; "" for none."""
     counts = {
         "rewards failed": run.signals.failed_rewards_total,
         "updates skipped": run.signals.skipped_updates_total,

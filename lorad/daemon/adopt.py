@@ -1,4 +1,4 @@
-"""What a daemon does first: know the pools and drivers that an earlier one left, and end those that nobody knows."""
+"""The first work of a daemon: find the pools and drivers that an earlier one left, and end those that no row knows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ log = logging.getLogger("lorad.daemon")
 
 
 def adopt(ctx: Context) -> None:
-    """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one. What cannot be read
-    keeps no daemon from starting."""
+    """Adopt the runs by their rows: the reconcile loop inspects the attempt of every active one.
+
+    Something that cannot be read does not keep the daemon from starting.
+    """
     make_runs_root(ctx)
     sweeps = sweep_removed, sweep_half_made, sweep_unfinished
     for verb in (relocate, *sweeps, adopt_pools, look_at_pools, stop_strangers):
@@ -58,7 +60,7 @@ def look_at_pools(ctx: Context) -> None:
 
 
 def stop_strangers(ctx: Context) -> None:
-    """A driver that is not the present attempt of an active run is asked to stop: it saves what it has."""
+    """Ask every driver to stop that is not the present attempt of an active run: it saves what it has."""
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
     known = {(run.name, run.attempt) for run in active}
 

@@ -1,4 +1,4 @@
-"""Finds processes that live and do nothing, by their heartbeats, and ends them: the run goes on as after any loss."""
+"""Find live processes that do nothing, by their heartbeats, and end them: the run resumes as after any loss."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def heal(ctx: Context) -> None:
 
 
 def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
-    """What is looked at, its name for the log, and whose it is. Pools come first: who waits for one that hangs is lost
-    with it."""
+    """Yield what is looked at, its name for the log, and whose it is.
+
+    Pools come first: a process that waits for a hung pool is lost with it.
+    """
     for pool in ctx.pools.values():
         if pool.process.phase == "alive":
             yield pool.attempt(), (f"pool {pool.id}", of_pool(pool))
@@ -61,7 +63,7 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
 
 
 def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
-    """What is wrong with the process, in words; "" when nothing is."""
+    """Say what is wrong with the process; "" when nothing is."""
     beat, pulse = read_beat(attempt.heartbeat), ctx.pulses.get(attempt)
     if beat is None:
         return ""
@@ -78,7 +80,7 @@ def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> s
 
 
 def is_full(attempt: AttemptDir) -> bool:
-    """Whether its disk takes nothing more, perhaps not even a heartbeat."""
+    """Check whether the process's disk takes nothing more, perhaps not even a heartbeat."""
     try:
         return os.statvfs(attempt.work).f_bavail == 0
     except OSError:
@@ -102,13 +104,13 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
         ctx.processes.kill_group(attempt)
         wake_shim(attempt)
         if pulse := ctx.pulses.get(attempt):
-            pulse.begin_again(now)  # it is killed again, should it still be there then
+            pulse.begin_again(now)  # a process that is still there then is killed again
     finally:
         ctx.put_down.discard(attempt)
 
 
 def is_untold(attempt: AttemptDir) -> bool:
-    """Its process is gone, and its shim has not said how: perhaps somebody stopped the shim."""
+    """Check for a process that is gone without its shim having recorded how: the shim may have been stopped."""
     status = read_status(attempt)
     if status is None or status["ended_at"] is not None:
         return False
@@ -116,7 +118,7 @@ def is_untold(attempt: AttemptDir) -> bool:
 
 
 def wake_shim(attempt: AttemptDir) -> None:
-    """It tells the end, so it must not be stopped itself."""
+    """Continue the attempt's shim if it was stopped: it has to record how its child ended."""
     status = read_status(attempt) or {}
     with contextlib.suppress(KeyError, OSError):
         fd = os.pidfd_open(status["shim_pid"])

@@ -1,4 +1,4 @@
-"""One daemon for a home: the lock that it holds, and a home that can be written to."""
+"""A home has one daemon: the lock that the daemon holds, and the check that the home can be written to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock(home: Home) -> Iterator[None]:
-    """One daemon for a home. Raises Conflict, StorageError."""
+    """Take the lock that keeps a second daemon out of the home. Raises Conflict, StorageError."""
     with contextlib.ExitStack() as stack:
         with writable():
             file = stack.enter_context(open(home.daemon_lock, "a+"))

@@ -1,8 +1,8 @@
-"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be built anew from.
+"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be rebuilt from.
 
-One JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes of the database,
-see `lorad/store/record.py`: {…, number, rows, gone, crc}; what the others say is for people, and for homes of earlier
-versions, which had no such lines.
+It holds one JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes of the
+database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people, and for homes of
+earlier versions, which had no such changes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DaemonJournal:
         self._undo = size
 
     def undo(self) -> None:
-        """Where that fails, too, the number of the next change tells that this one is void."""
+        """Cut the last change off. If that fails too, the number of the next change shows that this one is void."""
         if self._undo is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._undo)
@@ -84,8 +84,12 @@ class DaemonJournal:
 
 
 class Told(NamedTuple):
-    """What a journal tells. changes: those that count, a whole one first if there is any; facts: the lines for people,
-    in order, before the first change: the changes tell the rest; damaged: numbers of lines that cannot be read."""
+    """What a journal contains.
+
+    changes: the changes that count; a change of the whole database comes first if there is one.
+    facts: the lines for people before the first change, in order (the changes cover what came later).
+    damaged: numbers of the lines that cannot be read.
+    """
 
     changes: list[tuple[str, Change]]
     facts: list[dict[str, Any]]
@@ -93,7 +97,7 @@ class Told(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """All of the daemon's facts are in `changes`."""
+        """Check whether `changes` holds all of the daemon's facts."""
         return bool(self.changes) and self.changes[0][0] == ALL
 
 
@@ -102,8 +106,8 @@ class _Line(Struct):
 
 
 def read(path: Path) -> Told:
-    """All of a journal; nothing when there is none. Raises OSError."""
-    told, since = Told([], [], []), 0  # since: facts that stand before what may tell of changes
+    """Read all of a journal; nothing when there is none. Raises OSError."""
+    told, since = Told([], [], []), 0  # since: facts before the lines that may be changes
     if not path.exists():
         return told
     with path.open("rb") as file:
@@ -113,7 +117,7 @@ def read(path: Path) -> Told:
             kind, found = decode(line)
             if isinstance(found, Change):
                 if not told.changes:
-                    del told.facts[since:]  # of the same transaction
+                    del told.facts[since:]  # facts of the same transaction
                 count(told.changes, kind, found)
             elif found is None:
                 told.damaged.append(number)
@@ -131,7 +135,7 @@ def count(changes: list[tuple[str, Change]], kind: str, change: Change) -> None:
 
 
 def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
-    """The kind of a line and what it says; None when it is torn or damaged."""
+    """Decode the kind of a line and its content; None when it is torn or damaged."""
     try:
         kind = msgspec.json.decode(line, type=_Line).kind
         if kind not in (ROWS, ALL):
@@ -144,7 +148,7 @@ def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
 
 
 def last_change(path: Path) -> int | None:
-    """The number of the newest change that is whole; None when there is none."""
+    """Find the number of the newest change that is whole; None when there is none."""
     for line in backwards(path):
         found = decode(line)[1]
         if isinstance(found, Change):
@@ -153,7 +157,7 @@ def last_change(path: Path) -> int | None:
 
 
 def written_by(path: Path) -> dict[str, Any]:
-    """The newest line that a daemon began with: {version, schema, …}; {} when there is none."""
+    """Find the newest line that a daemon began with: {version, schema, …}; {} when there is none."""
     for line in backwards(path):
         kind, found = decode(line)
         if kind == STARTED and isinstance(found, dict):
@@ -162,7 +166,7 @@ def written_by(path: Path) -> dict[str, Any]:
 
 
 def backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, the last first."""
+    """Yield the lines of a file, the last first."""
     if not path.exists():
         return
     with path.open("rb") as file:

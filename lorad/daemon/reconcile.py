@@ -37,10 +37,10 @@ log = logging.getLogger("lorad.daemon")
 
 
 async def reconcile(ctx: Context) -> None:
-    """Until the daemon closes, or its home is moved: it would judge runs by files that are elsewhere.
+    """Make passes until the daemon closes or its home is moved: it would judge runs by files that are elsewhere.
 
-    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass.
-    Requests are answered between two verbs, and after a pass for as long as it took.
+    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass. The
+    daemon answers requests between two verbs, and after a pass for as long as the pass took.
     """
     clock = asyncio.get_running_loop().time
     while not ctx.closing:
@@ -79,7 +79,7 @@ def confirm(ctx: Context) -> None:
 
 
 def confirm_run(ctx: Context, run: RunRow) -> None:
-    """The attempt has begun when its driver says so. After its rewind, `resume_step` has had its effect."""
+    """Record that the attempt has begun, once its driver says so; after its rewind, `resume_step` is used up."""
     if run.state != RunState.STARTING and run.resume_step is None:
         return
     kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run.attempt)}
@@ -169,7 +169,7 @@ def active_runs(ctx: Context) -> list[RunRow]:
 
 
 def journals(ctx: Context) -> list[Path]:
-    """What the loop waits for; nothing while the database cannot be read."""
+    """List the journals that the loop waits for; none while the database cannot be read."""
     try:
         return [run_dir(run).journal for run in active_runs(ctx)]
     except LoradError:

@@ -1,8 +1,7 @@
-"""What the daemon could not do in the last pass of its loop and tries again: `lorad doctor`, `lorad daemon status`,
-`lorad list` and the dashboard say so.
+"""What the daemon could not do in the last pass of its loop and tries again.
 
-A verb that works on items (runs, pools, gateways, users) does so by `each`: what is wrong with one item holds up no
-other.
+`lorad doctor`, `lorad daemon status`, `lorad list` and the dashboard show it. A verb that works on items (runs, pools,
+gateways, users) does so by `each`: what is wrong with one item holds up no other.
 """
 
 from __future__ import annotations
@@ -25,14 +24,23 @@ P = ParamSpec("P")
 
 
 class Item(NamedTuple):
-    """What a trouble is about: `run a`, `pool tiny-1`, or "" for the whole daemon. owner: the id of its user."""
+    """What a trouble is about.
+
+    name: `run a`, `pool tiny-1`, or "" for the whole daemon.
+    owner: the id of its user.
+    """
 
     name: str = ""
     owner: int | None = None
 
 
 class Trouble(NamedTuple):
-    """verb: the function that failed. says: what was wrong and where, in a sentence; hint: what to do."""
+    """Something that failed.
+
+    verb: the function that failed.
+    says: what was wrong and where, as a sentence.
+    hint: what to do.
+    """
 
     verb: str
     item: Item
@@ -46,7 +54,7 @@ class Trouble(NamedTuple):
 
 
 class Troubles:
-    """Those that are there now, by verb and item."""
+    """The troubles that exist now, by verb and item."""
 
     def __init__(self) -> None:
         self._there: dict[tuple[str, str], Trouble] = {}
@@ -55,12 +63,15 @@ class Troubles:
         return len(self._there)
 
     def lines(self, uid: int | None = None) -> list[str]:
-        """Each sentence once. uid: those about what this user owns; None: all."""
+        """List each sentence once.
+
+        uid: only troubles about what this user owns; None for all.
+        """
         found = [trouble for trouble in self._there.values() if uid is None or trouble.item.owner == uid]
         return list(dict.fromkeys(trouble.line for trouble in found))
 
     def add(self, trouble: Trouble) -> bool:
-        """Whether it is new, or another one than before."""
+        """Check whether it is new, or another one than before."""
         key = trouble.verb, trouble.item.name
         before, self._there[key] = self._there.get(key), trouble
         return before != trouble

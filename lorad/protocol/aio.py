@@ -28,7 +28,7 @@ class AsyncConnection:
         self._reader, self._writer = reader, writer
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Queue[Answer | LoradError]] = {}
-        self._why = ""  # it is lost
+        self._why = ""  # why the connection is lost
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -50,17 +50,17 @@ class AsyncConnection:
 
     @property
     def calls(self) -> int:
-        """How many are under way."""
+        """Count the calls in progress."""
         return len(self._calls)
 
     async def call(self, verb: str, args: Any) -> Any:
-        """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
+        """Return the result of a verb; the items of a stream are dropped. Raises what the pool raised."""
         async with contextlib.aclosing(self.stream(verb, args)) as answers:
             *_, result = [answer async for answer in answers]
         return result
 
     async def stream(self, verb: str, args: Any) -> AsyncGenerator[Any, None]:
-        """The items of a verb, then its result as the last one. Closed before that, the pool is told to end it."""
+        """Yield the items of a verb, then its result as the last one. Closing it early makes the pool end the verb."""
         if self._why:
             raise self._lost()
         kind, number = VERBS[verb], next(self._ids)
@@ -84,7 +84,7 @@ class AsyncConnection:
                 self._send(Call(number, CANCEL, number))
 
     async def close(self) -> None:
-        """All calls under way have PoolLost."""
+        """Close the connection; all calls in progress raise PoolLost."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         self._lose("the connection was closed")

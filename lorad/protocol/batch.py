@@ -15,8 +15,9 @@ FINISHES: tuple[Finish | None, ...] = (None, "stop", "length", "abort")
 class Prompt(Struct, frozen=True):
     """One prompt and how many samples of it are wanted.
 
-    tokens: int32 [P]. seeds: uint64 [n], one for each sample; a sample depends on its own seed, the prompt, the
-    version and the sampling parameters, on nothing else that is random.
+    tokens: int32 [P].
+    seeds: uint64 [n], one for each sample. A sample depends on its own seed, the prompt, the version and the sampling
+        parameters, on nothing else that is random.
     """
 
     id: str
@@ -25,11 +26,14 @@ class Prompt(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True):
-    """How to sample. temperature 0 is greedy. top_k 0 is all. Stop tokens and strings end a sample.
+    """How to sample. Stop tokens and strings end a sample.
 
-    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are. stream:
-    whether somebody reads tokens as they come; without it an engine may keep a sample back until all have ended.
-    logprobs: whether somebody uses them; without it they may be of another temperature.
+    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are.
+
+    temperature: 0 is greedy.
+    top_k: 0 is all.
+    stream: whether tokens are read as they come; without it an engine may keep a sample back until all have ended.
+    logprobs: whether they are used; without it they may be of another temperature.
     """
 
     max_new_tokens: int
@@ -45,8 +49,9 @@ class Sampling(Struct, frozen=True):
 class Chunk(Struct, frozen=True):
     """Some new tokens of one sample; a sample is the concatenation of its chunks, the last of which has `finish`.
 
-    tokens: int32 [t]. logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and
-    top-p. `version` is the engine-side name that made these tokens.
+    version: the engine-side name of the version that made these tokens.
+    tokens: int32 [t].
+    logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and top-p.
     """
 
     prompt: str
@@ -74,7 +79,10 @@ class Chunks(Struct, frozen=True):
 
     @classmethod
     def of(cls, version: str, chunks: Sequence[Chunk], positions: Mapping[str, int]) -> Chunks:
-        """At least one chunk. positions: of each prompt's id."""
+        """Pack chunks of one version; at least one.
+
+        positions: the id of a prompt -> its position in the call.
+        """
         return cls(
             version=version,
             prompts=np.array([positions[chunk.prompt] for chunk in chunks], np.int32),
@@ -86,7 +94,10 @@ class Chunks(Struct, frozen=True):
         )
 
     def split(self, prompts: Sequence[Prompt]) -> Iterator[Chunk]:
-        """The chunks; their arrays are views. prompts: of the call."""
+        """Yield the chunks; their arrays are views.
+
+        prompts: the prompts of the call.
+        """
         ends = np.cumsum(self.lengths).tolist()
         columns = (self.prompts.tolist(), self.indexes.tolist(), self.lengths.tolist(), self.finishes.tolist())
         for position, index, length, finish, end in zip(*columns, ends, strict=True):
@@ -122,7 +133,7 @@ class Batch(Struct, frozen=True):
             raise ValueError("every sample needs at least one token")
 
     def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """(prompt, completions) of each group, as views."""
+        """Yield (prompt, completions) of each group, as views."""
         prompts = np.split(self.prompts, np.cumsum(self.prompt_lengths)[:-1])
         completions = np.split(self.completions, np.cumsum(self.completion_lengths)[:-1])
         start = 0
@@ -132,7 +143,7 @@ class Batch(Struct, frozen=True):
 
     @classmethod
     def of(cls, groups: list[tuple[np.ndarray, list[np.ndarray]]]) -> Batch:
-        """A batch of (prompt, completions) groups."""
+        """Make a batch of (prompt, completions) groups."""
         completions = [c for _, group in groups for c in group]
 
         def flat(arrays: list[np.ndarray]) -> np.ndarray:

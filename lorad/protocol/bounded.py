@@ -22,7 +22,7 @@ from lorad.protocol.listener import uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
 LINGER = 0.5  # seconds for which what a refused request still sends is read
-REFUSED = 1.0  # seconds for which a connection too many may ask, to be told why not
+REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
 EVERYBODY = 0.75  # share of the process's file descriptors
 ADVICE = "Use the lorad command or lorad.client."
 
@@ -42,7 +42,7 @@ class Doorkeeper:
         return Guarded(self)
 
     def let_in(self, guarded: Guarded, uid: int | None) -> str:
-        """Why it is refused; "" when it is not."""
+        """Say why it is refused; "" when it is not."""
         if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(LOOK, self._look)
@@ -53,7 +53,10 @@ class Doorkeeper:
         return f"{self._most} connections are open already" if len(self.there) > self._most else ""
 
     def most(self, uid: int | None) -> int:
-        """Connections of a user. uid: None for TCP, where nobody is known before a request is read."""
+        """Limit the connections of a user.
+
+        uid: None for TCP, where no user is known before a request is read.
+        """
         return self.bounds.of_own if uid in (None, os.getuid()) else self.bounds.of_one
 
     def let_go(self, guarded: Guarded) -> None:
@@ -62,7 +65,7 @@ class Doorkeeper:
             self._counts += Counter()  # forget who has none
 
     def is_flooded(self, uid: int | None) -> bool:
-        """By one who does not take the answer that it is too many."""
+        """Check for a user who keeps opening connections after being refused."""
         return self._counts[uid] > 2 * self.most(uid) or len(self.there) > self._most + 64
 
     def _look(self) -> None:
@@ -133,7 +136,7 @@ class Guarded(RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp itself finds wrong, in lorad's words."""
+        """Answer in lorad's form what aiohttp itself rejects."""
         if status >= 500 or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         first = (message or "no HTTP").strip().partition("\n")[0]
@@ -155,7 +158,7 @@ class Guarded(RequestHandler):
             self._silent_since = now
 
     def _drop(self, status: int = 0, error: LoradError | None = None) -> None:
-        """At once; `error` gets as far as the reader has room for it."""
+        """Close the connection at once; the reader gets as much of `error` as there is room for."""
         transport = self.transport
         if transport is None:
             return
@@ -172,5 +175,8 @@ def _in_words(error: LoradError, status: int) -> web.Response:
 
 
 def bounded(app: web.Application, **options: Any) -> web.AppRunner:
-    """For connections that a Doorkeeper makes. Nothing is unpacked: a kilobyte of gzip can be a gigabyte."""
+    """Make a runner for connections that a Doorkeeper accepts.
+
+    It unpacks no compressed bodies: a kilobyte of gzip can be a gigabyte.
+    """
     return web.AppRunner(app, access_log=None, lingering_time=LINGER, auto_decompress=False, **options)

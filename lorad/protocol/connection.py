@@ -55,14 +55,14 @@ class Connection:
         return uid_of(self._socket)
 
     def call(self, verb: str, args: Any) -> Any:
-        """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
+        """Return the result of a verb; the items of a stream are dropped. Raises what the pool raised."""
         result = None
         for result in self.stream(verb, args):  # noqa: B007
             pass
         return result
 
     def stream(self, verb: str, args: Any) -> Iterator[Any]:
-        """The items of a verb, then its result as the last one."""
+        """Yield the items of a verb, then its result as the last one."""
         kind = VERBS[verb]
         with self._lock:
             if kind.mutates:

@@ -42,7 +42,7 @@ class Prefix(NamedTuple):
 
 
 def converted(plain: Any, kind: type[T]) -> T:
-    """A decoded body as a Struct; arrays in it stay as they are. Raises ValidationError."""
+    """Convert a decoded body to a Struct; arrays in it stay as they are. Raises ValidationError."""
 
     def hook(expected: Any, value: Any) -> Any:
         if isinstance(value, expected):
@@ -53,7 +53,7 @@ def converted(plain: Any, kind: type[T]) -> T:
 
 
 def encode(message: Any) -> list[bytes | memoryview]:
-    """The parts of one frame, to be written in order; a small frame is one part."""
+    """List the parts of one frame, to be written in order; a small frame is one part."""
     buffers: list[memoryview] = []
 
     def hook(value: Any) -> Any:
@@ -79,7 +79,7 @@ def encode(message: Any) -> list[bytes | memoryview]:
 
 
 def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tuple[Prefix, bytearray]:
-    """One frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
+    """Read one frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
     prefix = parse_prefix(recv_exactly(PREFIX.size))
     if prefix.body > most:
         raise BadFrame(f"a frame of {prefix.body} bytes, where {most} are a lot")
@@ -133,7 +133,7 @@ def _split(prefix: Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int
 
 
 def _spans(end: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where buffers of these sizes begin and end, one after another behind `end`."""
+    """Yield where buffers of these sizes begin and end, one after another behind `end`."""
     for size in sizes:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + size

@@ -1,8 +1,8 @@
-"""How a process says that it lives and gets on: a small file that a thread of it overwrites every two seconds.
+"""How a process shows that it lives and progresses: a small file that one of its threads overwrites every two seconds.
 
-The file's time tells whether the process is scheduled at all; `progress` whether what it is `doing` gets anywhere.
-Whoever waits for another process that is judged by itself, or by a time-out, is doing nothing meanwhile: of a slow
-machine nobody is to say that it stalls.
+The file's time shows whether the process is scheduled at all, `progress` whether what it is `doing` gets anywhere.
+A process does nothing while it waits for another one that is judged by its own beats, or for a time-out: so a slow
+machine never makes it look stalled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ LOOP_SECONDS = 10.0  # after which an event loop that does not come round is bus
 
 
 class Beat(Struct, frozen=True):
-    """progress: grows while everything that is being done gets on; doing: what it is at, "" while it has nothing to
-    do; at: Unix time."""
+    """What a process last said of itself.
+
+    at: Unix time.
+    progress: a number that grows while everything that is being done progresses.
+    doing: what it is doing; "" while it has nothing to do.
+    """
 
     at: float
     progress: int
@@ -41,14 +45,14 @@ class Heart:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._doing: dict[int, str] = {}  # by thread
+        self._doing: dict[int, str] = {}  # thread -> what it does
         self._got_on: dict[int, float] = {}
         self._looped: float | None = None
         self._progress, self._counted = 0, 0.0
         self._stopped = threading.Event()
 
     def start(self, path: Path | None = None) -> None:
-        """A heartbeat that cannot be written ends nothing: the process is then judged by its life alone."""
+        """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life alone."""
         self._path = path or self._path
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -56,19 +60,20 @@ class Heart:
         self._stopped.set()
 
     def work(self, doing: str) -> None:
-        """This thread has finished something, and `doing` is next; "": nothing is to do."""
+        """Note that this thread has finished something and does `doing` next; "" for nothing."""
         me = threading.get_ident()
         self._got_on[me] = time.monotonic()
         self._doing[me] = doing
 
     def progress(self) -> None:
-        """A part of what this thread is doing was finished."""
+        """Note that this thread has finished a part of what it is doing."""
         self._got_on[threading.get_ident()] = time.monotonic()
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """This thread waits for somebody who is judged by himself, or for no longer than a time-out: nothing is to do
-        here."""
+        """Count this thread as idle within the block: it waits for a process that is judged by its own beats, or for no
+        longer than a time-out.
+        """
         before = self._doing.get(threading.get_ident(), "")
         self.work("")
         try:
@@ -77,11 +82,11 @@ class Heart:
             self.work(before)
 
     def looped(self) -> None:
-        """The event loop comes round; to be said again and again, once it was said."""
+        """Note that the event loop comes round; once noted, it must be noted again and again."""
         self._looped = time.monotonic()
 
     def beat(self) -> Beat:
-        """As of now; counts. A thread that ended does nothing any more."""
+        """Make a beat and count progress. A thread that ended is not busy any more."""
         there = {thread.ident for thread in threading.enumerate()}
         now, busy = time.monotonic(), {who: doing for who, doing in list(self._doing.items()) if doing and who in there}
         if self._looped is not None and now - self._looped > LOOP_SECONDS:
@@ -115,7 +120,7 @@ HEART = Heart()
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The last one; None when there is none that can be read. The file may be another user's: it is not trusted."""
+    """Read the last beat; None when none can be read. The file may be another user's: it is not trusted."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

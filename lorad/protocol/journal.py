@@ -33,9 +33,11 @@ VERSION = 1
 
 
 class Record(Struct, frozen=True):
-    """One fact. `at`: Unix seconds. `step`: the number of optimizer steps done when it became true.
+    """One fact.
 
-    `crc`: zlib.crc32 of the JSON of all other fields in this order.
+    at: Unix seconds.
+    step: the number of optimizer steps done when it became true.
+    crc: zlib.crc32 of the JSON of all other fields in this order.
     """
 
     v: int
@@ -67,11 +69,16 @@ class Reference(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows.
+    """A record of kind `attempt`: what an attempt began with.
 
-    parameters: of the adapter; base_parameters: of the base, 0 when not told. model_sha256: see `PoolInfo`. trainer,
-    engine: the backends. sizes: of the trainer along its axes, where there is more than one rank. inputs: files that it
-    read, see `lorad/driver/inputs.py`.
+    resumed_from: the checkpoint's step; None for a fresh start.
+    parameters: number of parameters of the adapter.
+    data_sha256: digest of the rows.
+    model_sha256: see `PoolInfo`.
+    base_parameters: number of parameters of the base; 0 where it is not known.
+    trainer, engine: the backends.
+    sizes: sizes of the trainer along its axes, where there is more than one rank.
+    inputs: files that the attempt read, see `lorad/driver/inputs.py`.
     """
 
     pid: int
@@ -91,7 +98,11 @@ class Attempt(Struct, frozen=True):
 
 
 class VersionFact(Struct, frozen=True):
-    """kind `version`. `path` is relative to the run directory. delivered_sha256: see `Attestation`."""
+    """A record of kind `version`.
+
+    path: relative to the run directory.
+    delivered_sha256: see `Attestation`.
+    """
 
     version: int
     sha256: str
@@ -101,14 +112,17 @@ class VersionFact(Struct, frozen=True):
     alpha: float
     bytes: int
     attested: str  # passed | inconclusive
-    attestation: str  # in words
+    attestation: str  # the verdict's detail
     delivered_sha256: str = ""
 
 
 class StepFact(Struct, frozen=True):
-    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path.
+    """A record of kind `step`.
 
-    metrics: of what was measured; a metric that was not is absent, one that was not finite is null in JSON.
+    version: the version that made the samples.
+    prompts: ids, in order.
+    samples: a path relative to the run directory.
+    metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in JSON.
     """
 
     version: int
@@ -120,7 +134,10 @@ class StepFact(Struct, frozen=True):
 
 
 class EvalFact(Struct, frozen=True):
-    """kind `eval`. score: mean reward of greedy completions, without those whose reward failed; None: all failed."""
+    """A record of kind `eval`.
+
+    score: mean reward of greedy completions, without those whose reward failed; None when all failed.
+    """
 
     version: int
     score: float | None
@@ -129,7 +146,7 @@ class EvalFact(Struct, frozen=True):
 
 
 class CheckpointFact(Struct, frozen=True):
-    """kind `checkpoint`."""
+    """A record of kind `checkpoint`."""
 
     path: str
     version: int
@@ -137,7 +154,10 @@ class CheckpointFact(Struct, frozen=True):
 
 
 class EndFact(Struct, frozen=True):
-    """kind `end`. reason: completed | stopped | failed | attestation_failed | lost."""
+    """A record of kind `end`.
+
+    reason: completed | stopped | failed | attestation_failed | lost.
+    """
 
     reason: str
     detail: str
@@ -145,13 +165,13 @@ class EndFact(Struct, frozen=True):
 
 
 def encode(record: Record) -> bytes:
-    """The line of a record, its crc set."""
+    """Encode the line of a record, with its crc set."""
     crc = zlib.crc32(msgspec.json.encode(msgspec.structs.replace(record, crc=0)))
     return msgspec.json.encode(msgspec.structs.replace(record, crc=crc)) + b"\n"
 
 
 def decode(line: bytes) -> Record | None:
-    """The record of a line; None when the line is torn or damaged."""
+    """Decode the record of a line; None when the line is torn or damaged."""
     try:
         record = msgspec.json.decode(line, type=Record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

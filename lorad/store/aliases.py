@@ -29,7 +29,7 @@ def check_name(alias: str) -> None:
 
 
 def aliases(store: Rows) -> list[AliasRow]:
-    """All of them, by name."""
+    """List all aliases by name."""
     return [AliasRow(**row) for row in store.rows(SELECT + "ORDER BY a.alias")]
 
 
@@ -63,7 +63,7 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int 
 
 
 def remove(store: Store, alias: str, *, by: str) -> AliasRow:
-    """The end of an alias: what it served. Raises NotFound."""
+    """Remove an alias. Returns what it served. Raises NotFound."""
     with store.write() as connection:
         before = get(store, alias)
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
@@ -74,7 +74,7 @@ def remove(store: Store, alias: str, *, by: str) -> AliasRow:
 
 
 def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
-    """Newest first."""
+    """List the moves of an alias, newest first."""
     sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
     ended = {"run": None, "version": None}
     rows = store.rows(sql, (alias,))
@@ -82,7 +82,7 @@ def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
 
 
 def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
-    """By alias, the version that `before` finds; without those aliases that have none."""
+    """Find, for each alias that has one, the version that it served before."""
     sql = """
     SELECT a.alias, m.run, m.version FROM aliases a JOIN alias_moves m ON m.id = (
       SELECT max(id) FROM alias_moves o WHERE o.alias = a.alias AND (o.run, o.version) != (a.run, a.version)
@@ -92,7 +92,7 @@ def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
 
 
 def before(store: Rows, alias: str) -> tuple[str, int]:
-    """The version, another one than now, that the alias served last: doing it twice leads back, as `git checkout -`.
+    """Find the other version that the alias served last: doing it twice leads back, as `git checkout -`.
 
     Raises NotFound when there is none since the alias was made.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints from which a run can go on."""
+"""Checkpoints from which a run can resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lorad.store.rows import CheckpointPlace, CheckpointRow
 
 
 def checkpoints(store: Rows, run: str) -> list[CheckpointRow]:
-    """Those that count and are not deleted, the newest last."""
+    """List the checkpoints of a run that count and are not deleted, the newest last."""
     sql = (
         "SELECT c.run, c.step, c.attempt, c.version, r.directory || '/' || c.path AS path, c.bytes, c.created_at "
         "FROM checkpoints c JOIN runs r ON r.name = c.run "
@@ -30,7 +30,7 @@ def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
 
 
 def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
-    """The checkpoints of all runs that should have their files; lineage: without those that a rewind passed."""
+    """List the checkpoints of all runs that should have their files; lineage: without those that a rewind passed."""
     which = "AND c.lineage = 1" if lineage else ""
     sql = f"""
     SELECT c.run, c.step, c.attempt, r.directory || '/' || c.path AS path

@@ -47,11 +47,11 @@ class Rows:
             return [dict(zip(names, values, strict=True)) for values in cursor]
 
     def row(self, sql: str, parameters: Parameters = ()) -> Row | None:
-        """The first row of the answer; None when there is none."""
+        """Read the first row of the answer; None when there is none."""
         return next(iter(self.rows(sql, parameters)), None)
 
     def count(self, table: str) -> int:
-        """How many rows a table has."""
+        """Count the rows of a table."""
         return int(self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"])
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Rows:
 
     @contextlib.contextmanager
     def _in_words(self) -> Iterator[None]:
-        """Errors that are not bugs become LoradErrors."""
+        """Turn errors that are not bugs into LoradErrors."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -87,13 +87,13 @@ class Reader(Rows):
             )
 
     def close(self) -> None:
-        """A connection that cannot be closed goes with the process."""
+        """Close the connection; one that cannot be closed ends with the process."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[Reader]:
-        """All questions meanwhile are answered from the same moment."""
+        """Answer all reads within the block from the same moment."""
         with self._in_words():
             self._connection.execute("BEGIN")
             try:
@@ -112,7 +112,7 @@ class Store(Rows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_upgraded = False  # just now: what migrations changed no journal was told
+        self.is_upgraded = False  # migrations have just run, and no journal has their changes
         self._recorder: Recorder | None = None
         with _locked(path.with_name(path.name + ".lock")):
             _create(path)
@@ -133,12 +133,15 @@ class Store(Rows):
 
     @property
     def changes(self) -> int | None:
-        """As long as it is the same number, every question has the same answer; None within a `write`."""
+        """A number that changes with every write: while it stays the same, every read has the same answer.
+
+        It is None within a `write`.
+        """
         return None if self._connection.in_transaction else self._connection.total_changes
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, from BEGIN IMMEDIATE to COMMIT; rolled back when the block raises. Never await inside.
+        """Open a transaction, from BEGIN IMMEDIATE to COMMIT; roll back when the block raises. Never await inside.
 
         Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
         """
@@ -182,7 +185,7 @@ class Store(Rows):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file that was opened still has its name; False as well where that cannot be looked up."""
+        """Check whether the file that was opened still has its name; False as well where that cannot be looked up."""
         try:
             return names(self.path, self._file)
         except OSError:
@@ -190,14 +193,14 @@ class Store(Rows):
 
     @property
     def is_moved(self) -> bool:
-        """Whether its whole directory has another name now, or none; False where that cannot be looked up."""
+        """Check whether its whole directory has another name now, or none; False where that cannot be looked up."""
         try:
             return not names(self.path.parent, self._directory)
         except OSError:  # a file server that does not answer for a moment
             return False
 
     def empty_wal(self) -> None:
-        """What is in the WAL goes to the database, unless somebody reads."""
+        """Move what is in the WAL to the database, unless a reader uses it."""
         self._connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -205,11 +208,14 @@ class Store(Rows):
 
     @property
     def recorded(self) -> int:
-        """How many transactions went to a journal before they were committed."""
+        """Count the transactions that went to a journal before they were committed."""
         return number_of(self._connection)
 
     def record(self, journal: Journal, *, all: bool) -> None:
-        """From now on what no journal of a run tells goes to `journal` first (all: and at once all there is)."""
+        """Write to `journal`, before each commit, what no journal of a run contains.
+
+        all: write the whole database at once.
+        """
         self._recorder = Recorder(self._connection, journal)
         if all:
             with self.write():
@@ -253,7 +259,7 @@ class Store(Rows):
 
 
 def _create(path: Path) -> None:
-    """Readable by its owner only, as SQLite would not make it."""
+    """Make a file that only its owner can read, which SQLite would not."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 

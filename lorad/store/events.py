@@ -1,4 +1,4 @@
-"""Events: who did what, append-only, numbered in order. They outlive the runs that they tell of."""
+"""Events: who did what, append-only, numbered in order. They outlive the runs that they are about."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> li
 
 
 def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
-    """The last events, oldest of them first, as `after` has them."""
+    """List the last events, oldest of them first, as `after` has them."""
     if run is None:
         rows = store.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", (limit,))
     else:
@@ -41,23 +41,23 @@ def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
 
 
 def of_kind(store: Rows, run: str, kind: str, *, since: float = 0.0, limit: int = -1) -> list[dict[str, Any]]:
-    """The data of a run's events of one kind from `since` on, the newest first; limit: at most so many."""
+    """List the data of a run's events of one kind from `since` on, the newest first; limit: at most so many."""
     sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND at >= ? ORDER BY id DESC LIMIT ?"
     return [msgspec.json.decode(row["data"]) for row in store.rows(sql, (run, kind, since, limit))]
 
 
 def has_kind(store: Rows, run: str, kind: str) -> bool:
-    """Whether a run, or a removed one of that name, has an event of this kind."""
+    """Check whether a run, or a removed one of that name, has an event of this kind."""
     return store.row("SELECT 1 FROM events WHERE run = ? AND kind = ? LIMIT 1", (run, kind)) is not None
 
 
 def first_id(store: Rows, run: str) -> int:
-    """The id of a run's first event; 0 where there is no such run. Smaller ones are of a removed namesake."""
+    """Find the id of a run's first event; 0 where there is no such run. Smaller ones are of a removed namesake."""
     row = store.row("SELECT first_event FROM runs WHERE name = ?", (run,))
     return 0 if row is None else int(row["first_event"])
 
 
 def last_id(store: Rows) -> int:
-    """The id of the newest event; 0 when there is none."""
+    """Find the id of the newest event; 0 when there is none."""
     row = store.row("SELECT max(id) AS id FROM events")
     return (row and row["id"]) or 0

@@ -26,7 +26,7 @@ SIGNALS = (
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
 )
 RECENT = 24  # steps
-MOST_NAMES = 8  # of metrics that are told by name
+MOST_NAMES = 8  # metrics that are listed by name
 TABLES = tuple(table for table, _ in COLUMNS.values())
 
 
@@ -59,7 +59,7 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
 
 
 def event_data(record: Record) -> dict[str, Any]:
-    """What an event tells of a record: all but the ids of the prompts."""
+    """Make the data of a record's event: everything in the record except the ids of the prompts."""
     data = {key: value for key, value in record.data.items() if key != "prompts"}
     return {"attempt": record.attempt, "step": record.step} | data
 
@@ -103,7 +103,7 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
 
 
 def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
-    """What may call for a look: of the last step, and whether the current version was attested."""
+    """Collect what may need attention: in the last step's metrics, and whether the current version was attested."""
     found: Row = {key: metrics[key] for key in SIGNALS if metrics.get(key) is not None}
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
         found["not_finite"] = unsound[:MOST_NAMES]

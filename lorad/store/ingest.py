@@ -1,4 +1,4 @@
-"""From a run's journal into the index: every fact exactly once, in the order of the journal, some records at a time.
+"""Ingest a run's journal: every fact exactly once, in the order of the journal, some records at a time.
 
 Rows and the place up to which the journal was read commit together. When the last record read is no longer where it
 was (the journal was cut: only a record that was never fsynced can go), the journal is read again from its start: facts
@@ -44,8 +44,13 @@ class Place(Struct, frozen=True):
 
 
 class Taken(Struct, frozen=True):
-    """new: records never seen before. more: there is more to take in. is_again: the journal is read again from now on.
-    offset: bytes of the journal that were read."""
+    """What one call of `ingest_some` ingested.
+
+    new: records never seen before.
+    more: there is more to ingest.
+    is_again: the journal is read again from its start.
+    offset: bytes of the journal that were read.
+    """
 
     new: list[Record]
     more: bool
@@ -54,7 +59,7 @@ class Taken(Struct, frozen=True):
 
 
 def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
-    """All that is new in the journal of a run. Raises as `ingest_some`; what was taken in before that stays."""
+    """Ingest all that is new in the journal of a run. Raises as `ingest_some`; what was ingested before that stays."""
     new, more = list[Record](), True
     while more:
         taken = ingest_some(store, run_name, journal)
@@ -92,7 +97,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
 
 
 def is_of_run(store: Store, run: str, journal: Path) -> bool:
-    """Whether a journal holds what was taken in for `run` last; anything does before it has begun. Raises OSError."""
+    """Check whether a journal holds what was ingested last for `run`, if anything was. Raises OSError."""
     place = _place(store, run)
     return not place.seq or (journal.exists() and _unread(journal, place)[0])
 
@@ -104,7 +109,11 @@ def _place(store: Store, run: str) -> Place:
 
 
 def _unread(journal: Path, place: Place) -> tuple[bool, Found, bool]:
-    """Whether the journal goes on after `place`, a portion of the records to take in, and whether it is not all."""
+    """Read a portion of the records after `place`.
+
+    Returns whether the journal still continues from `place` (else the portion is from its start), the portion, and
+    whether more records follow.
+    """
     if place.seq:
         records = read(journal, place.start)
         last, _ = next(records, (None, 0))
@@ -147,7 +156,7 @@ def _take_in(store: Store, connection: sqlite3.Connection, run: str, found: Foun
 
 
 def place_after(found: Found, before: Place, *, more: bool = False) -> Place:
-    """The place behind a portion."""
+    """Make the place behind a portion."""
     seq, crc = (before.told_seq, before.told_crc) if more else (0, 0)
     if not found:
         return Place(before.start, before.offset, before.seq, before.crc, seq, crc)

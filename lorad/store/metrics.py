@@ -16,7 +16,7 @@ LARGEST = 2**63 - 1  # what SQLite takes
 
 
 def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
-    """The first `limit` with step > after, in order."""
+    """List the first `limit` steps after `after`, in order."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
         "WHERE run = ? AND lineage = 1 AND step > ? ORDER BY step, attempt LIMIT ?"
@@ -25,9 +25,9 @@ def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Ste
 
 
 def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
-    """Of what `steps` gives the first `limit` whose numbers are multiples of `every` (from 1 on), and the last of all.
+    """List the first `limit` steps after `after` whose numbers are multiples of `every`, and the last step of all.
 
-    It looks at no others, so a million steps cost what their answer costs.
+    It reads no others, so the cost depends on the answer alone, even with a million steps.
     """
     wanted = (
         "WITH RECURSIVE last(step) AS (SELECT max(step) FROM steps WHERE run = :run AND lineage = 1), "
@@ -45,7 +45,7 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
 
 
 def evals(store: Rows, run: str) -> list[EvalRow]:
-    """In order of steps."""
+    """List the evals of a run that count, in order of steps."""
     columns = ", ".join(EvalRow.__struct_fields__)
     sql = f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
     return [EvalRow(**row) for row in store.rows(sql, (run,))]
@@ -68,13 +68,13 @@ def samples_file(store: Rows, run: str, step: int) -> SamplesFile | None:
 
 
 def furthest_steps(store: Rows, run: str) -> dict[int, int]:
-    """The last step of each attempt that made one, whether it still counts or not."""
+    """Find the last step of each attempt that made one, whether it still counts or not."""
     rows = store.rows("SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt", (run,))
     return {row["attempt"]: row["step"] for row in rows}
 
 
 def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
-    """The newest evaluation of these steps; None where there is none."""
+    """Read the newest evaluation of these steps; None where there is none."""
     sql = (
         "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
         "ORDER BY step DESC, attempt DESC LIMIT 1"
@@ -84,7 +84,7 @@ def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
 
 
 def mean_reward(store: Rows, run: str, first: int, last: int, count: int) -> float | None:
-    """The mean over the last `count` of these steps; None where there is none."""
+    """Compute the mean over the last `count` of these steps; None where there is none."""
     sql = (
         "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
         "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
@@ -110,7 +110,7 @@ class StepTotals(Struct, frozen=True):
 
 
 def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
-    """With the steps that are new. Rows of a run that was removed meanwhile still count."""
+    """Add the steps that are new since `before`. Rows of a run that was removed meanwhile still count."""
     newest = store.rows("SELECT coalesce(max(rowid), 0) AS n FROM steps")[0]["n"]
     if newest <= before.rowid:
         return msgspec.structs.replace(before, rowid=newest)
@@ -126,13 +126,13 @@ def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
 
 
 def ended_attempts(store: Rows) -> dict[str, int]:
-    """How many attempts ended, by reason."""
+    """Count the attempts that ended, by reason."""
     sql = "SELECT coalesce(reason, '') AS reason, count(*) AS n FROM attempts WHERE ended_at IS NOT NULL GROUP BY 1"
     return {row["reason"] or "unknown": row["n"] for row in store.rows(sql)}
 
 
 def waits(store: Rows) -> Iterator[float]:
-    """Seconds that each queued run has waited."""
+    """Yield the seconds that each queued run has waited."""
     last = "SELECT at FROM events WHERE run = ? AND kind = 'state' ORDER BY id DESC LIMIT 1"
     for run in store.rows("SELECT name, created_at FROM runs WHERE state = ?", (RunState.QUEUED,)):
         since = (store.row(last, (run["name"],)) or {"at": run["created_at"]})["at"]

@@ -1,4 +1,4 @@
-"""A database built from facts: the rows that the daemon's journal tells, and the journals of the runs."""
+"""A database built from facts: the rows in the daemon's journal, and the journals of the runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tables:
     rows: dict[str, dict[Key, Row]] = field(default_factory=lambda: {table: {} for table in KEYS})
 
     def apply(self, change: Change) -> None:
-        """As if it were committed."""
+        """Apply a change to the rows, as if it were committed."""
         for table, keys in change.gone.items():
             for key in keys if table in KEYS else ():
                 self.forget(table, tuple(key))
@@ -60,8 +60,11 @@ class Tables:
 
 
 def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: int) -> list[str]:
-    """Fill an empty database; journals: of the runs in `tables` that have one; number: of the newest change that it
-    has. What could not be taken over, in words."""
+    """Fill an empty database. Returns a sentence for everything that could not be taken over.
+
+    journals: the journals of the runs in `tables` that have one.
+    number: the number of the newest change that the database has.
+    """
     told: list[str] = []
     with store.write() as connection:
         connection.execute(f"PRAGMA user_version = {number}")
@@ -85,7 +88,10 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
 
 
 def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int) -> Iterator[str]:
-    """The rows of a run's journal, as `ingest` makes them, and its events, to be put in order later."""
+    """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order later.
+
+    Yields a sentence for everything that could not be taken over.
+    """
     last: Found = []
     after, found = 0, list[tuple[Any, ...]]()
     try:
@@ -103,7 +109,7 @@ def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Pat
                 data = msgspec.json.encode(facts.event_data(record)).decode()
                 found.append((None, record.at, run, record.kind, data))
             last = [*last[-1:], (record, offset)]
-    except (OSError, IntegrityError) as error:  # of reading
+    except (OSError, IntegrityError) as error:  # the journal cannot be read
         yield f"{journal} cannot be read after record {after}: {error}"
     collect(connection, found, source)
     facts.summarize(store, connection, run)
@@ -111,7 +117,7 @@ def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Pat
 
 
 def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
-    """Columns that this schema does not have are left out."""
+    """Insert rows; columns that this schema does not have are left out."""
     known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     for row in rows:
         names = [name for name in row if name in known]
@@ -125,7 +131,7 @@ def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told
 
 
 def change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
-    """What is known of rows that are there already."""
+    """Update rows that exist already."""
     keys = KEYS[table]
     for row in rows:
         values = {name: value for name, value in row.items() if name not in keys}
@@ -141,7 +147,7 @@ def as_collected(event: Row) -> tuple[Any, ...]:
 
 
 def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:
-    """Events of one source, in its order, though a clock may have gone back meanwhile."""
+    """Collect events of one source, in its order, though a clock may have gone back meanwhile."""
     newest, rows = 0.0, list[tuple[Any, ...]]()
     for n, (id, at, run, kind, data) in enumerate(events):
         newest = max(newest, at)
@@ -150,9 +156,9 @@ def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], s
 
 
 def number_events(connection: sqlite3.Connection) -> None:
-    """In order of time. Those whose number is known keep it; the others get what is free between them, or come later.
+    """Number the events in order of time. A known number is kept; the others get free numbers between, or later ones.
 
-    What comes next gets a larger number than any event ever had: whoever follows events goes on where they were.
+    The next event gets a larger number than any event ever had, so that followers continue where they were.
     """
     # Whatever the clock said, nothing of a run comes before its first event.
     for statement in (FIRST, LATER, "DROP TABLE first"):
@@ -168,7 +174,10 @@ def number_events(connection: sqlite3.Connection) -> None:
 
 
 def in_order(rows: Iterable[tuple[Any, ...]], known: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Each row with its number; known: those that are taken, ascending."""
+    """Yield each row with its number.
+
+    known: the numbers that are taken, ascending.
+    """
     taken, free, waiting = set(known), 1, list[tuple[Any, ...]]()
     for id, *rest in rows:
         row = tuple(rest)

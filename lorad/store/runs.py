@@ -52,9 +52,11 @@ def create(
     priority: int,
     owner_uid: int | None = None,
 ) -> RunRow:
-    """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use.
+    """Create a queued run, and its event. Raises Conflict when the name is in use.
 
-    Attempts count on from a removed run of the same name: a pool knows who calls by name and attempt.
+    owner_uid: this process's user by default.
+
+    Attempts count on from a removed run of the same name: a pool identifies callers by name and attempt.
     """
     with store.write() as connection:
         if exists(store, name):
@@ -79,7 +81,7 @@ def exists(store: Rows, name: str) -> bool:
 
 
 def name_in_use(store: Rows, name: str) -> str | None:
-    """The run whose name differs from `name` in capitals at most."""
+    """Find the run whose name differs from `name` in capitals at most."""
     row = store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (name,))
     return None if row is None else str(row["name"])
 
@@ -98,31 +100,31 @@ def get(store: Rows, name: str) -> RunRow:
 
 
 def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
-    """The names of all runs, or of one owner's, oldest first."""
+    """List the names of all runs, or of one owner's, oldest first."""
     where, values = ("", ()) if owner_uid is None else ("WHERE owner_uid = ?", (owner_uid,))
     return [row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)]
 
 
 def every(store: Rows) -> list[RunRow]:
-    """All runs, oldest first."""
+    """List all runs, oldest first."""
     return [run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs ORDER BY created_at, rowid")]
 
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
-    """Without the states that no run is in."""
+    """Count the runs in each state that has any."""
     rows = store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
     return {RunState(row["state"]): row["runs"] for row in rows}
 
 
 def count_active(store: Rows, owner_uid: int) -> int:
-    """The runs of one owner for which a driver or a pool may be working."""
+    """Count the runs of one owner for which a driver or a pool may be working."""
     marks = ", ".join("?" for _ in ACTIVE)
     sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
     return int(store.rows(sql, (owner_uid, *ACTIVE))[0]["runs"])
 
 
 def directories(store: Rows) -> dict[int, list[Path]]:
-    """The directories of all runs, by the uid of their owner."""
+    """Find the directories of all runs, by the uid of their owner."""
     found: dict[int, list[Path]] = {}
     for row in store.rows("SELECT owner_uid, directory FROM runs"):
         found.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
@@ -136,25 +138,25 @@ def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None
 
 
 def names_first_ended(store: Rows, limit: int) -> list[str]:
-    """The runs that ended first, without those that serve."""
+    """List the runs that ended first, without those that serve."""
     sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
     return [row["name"] for row in store.rows(sql, (limit,))]
 
 
 def pools_in_use(store: Rows) -> set[str]:
-    """The pools of runs that are not over, and of those that serve."""
+    """List the pools of runs that are not over, and of those that serve."""
     sql = "SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)"
     return {row["pool"] for row in store.rows(sql)}
 
 
 def owners_of_aliased(store: Rows) -> dict[str, int]:
-    """The uid of the owner of each run that an alias serves a version of."""
+    """Find the uid of the owner of each run that an alias serves a version of."""
     rows = store.rows("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)")
     return {row["name"]: row["owner_uid"] for row in rows}
 
 
 def owners_served(store: Rows) -> set[int]:
-    """The uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
+    """List the uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
     sql = """
     SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
     OR name IN (SELECT run FROM versions WHERE pinned = 1)
@@ -163,16 +165,16 @@ def owners_served(store: Rows) -> set[int]:
 
 
 def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
-    """Those of them that there are, newest first."""
+    """List the runs that exist among `names`, newest first."""
     marks = ", ".join("?" for _ in names)
     sql = f"SELECT {SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
     return [run_summary(row) for row in store.rows(sql, tuple(names))]
 
 
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
-    """Newest first; without `all`, those that have not ended or ended in the last day.
+    """List runs, newest first; without `all`, those that have not ended or ended in the last day.
 
-    limit: of those that ended, the newest so many, as far as there are not more others; 0: every one.
+    limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
     """
     since = 0.0 if all else time.time() - RECENT_SECONDS
     order = "ORDER BY created_at DESC, rowid DESC"
@@ -184,7 +186,7 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 
 
 def in_states(store: Rows, *states: RunState) -> list[RunRow]:
-    """In the order of the queue: by priority, highest first, then oldest first."""
+    """List the runs in these states as a queue: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in states)
     sql = f"SELECT *, {BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [run_row(row) for row in store.rows(sql, states)]
@@ -198,14 +200,14 @@ def queue(store: Rows) -> list[QueuedRow]:
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
-    """When each owner's newest attempt began, by uid; Unix time."""
+    """Find when each owner's newest attempt began: uid -> Unix time."""
     sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts JOIN runs ON runs.name = attempts.run
     GROUP BY owner_uid"""
     return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
 
 
 def restarts(store: Rows, name: str) -> int:
-    """How often the daemon has restarted a run since somebody started or resumed it."""
+    """Count how often the daemon has restarted a run since a user started or resumed it."""
     sql = """
     WITH moves AS (
       SELECT e.id, json_extract(e.data, '$.move') AS move, json_extract(e.data, '$.by') AS "by"
@@ -220,7 +222,7 @@ def restarts(store: Rows, name: str) -> int:
 
 
 def that_serve(store: Rows) -> list[RunRow]:
-    """Those for which a pool is kept up, oldest first."""
+    """List the runs for which a pool is kept up, oldest first."""
     return [
         run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
     ]
@@ -236,7 +238,7 @@ def move(
     detail: str = "",
     by: str = DAEMON,
 ) -> RunRow:
-    """Make one move of `lorad.states.MOVES` and tell its event, both or neither: the new row.
+    """Make one move of `lorad.states.MOVES` and append its event, both or neither. Returns the new row.
 
     `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is not allowed
     from the present state or that state is not `expect`.
@@ -303,7 +305,7 @@ def _refuse_held(store: Rows, name: str) -> None:
 
 
 def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
-    """The number of a new attempt, never used before. Raises NotFound."""
+    """Begin an attempt, with a number that was never used before. Raises NotFound."""
     with store.write() as connection:
         attempt = int(get(store, name).attempt) + 1
         values = (name, attempt, resumed_from, time.time())
@@ -322,8 +324,10 @@ def end_attempt(
     reason: str | None,
     detail: str = "",
 ) -> None:
-    """How its driver went; `detail`: why, in words. Repeating it changes nothing of what is known: the first end
-    counts."""
+    """Record how the driver of an attempt ended. Repeating it changes nothing that is known: the first end counts.
+
+    detail: why it ended, as a sentence.
+    """
     sql = (
         "UPDATE attempts SET detail = CASE detail WHEN '' THEN ? ELSE detail END, "
         "ended_at = coalesce(ended_at, ?), exit_code = coalesce(exit_code, ?), "
@@ -334,14 +338,14 @@ def end_attempt(
 
 
 def attempts(store: Rows, name: str) -> list[AttemptRow]:
-    """In order."""
+    """List the attempts of a run in order."""
     columns = ", ".join(AttemptRow.__struct_fields__)
     rows = store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
     return [AttemptRow(**row) for row in rows]
 
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
-    """What else changes in the row of a run that makes this move."""
+    """List the other columns that a move changes in the row of its run."""
     nothing = {"waiting": "", "wanted": None, "preempted": None, "restart_at": None}
     match move:
         case Move.PLACE:

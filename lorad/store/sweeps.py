@@ -50,18 +50,18 @@ def get(store: Rows, sweep: str) -> SweepRow:
 
 
 def sweeps(store: Rows) -> list[SweepRow]:
-    """Newest first."""
+    """List the sweeps, newest first."""
     return [sweep_row(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
 
 
 def undecided(store: Rows) -> list[SweepRow]:
-    """Those with a rung that nothing was decided at, oldest first."""
+    """List the sweeps with a rung that is not decided yet, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
     return [sweep_row(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
 
 
 def members(store: Rows, sweep: str) -> list[str]:
-    """The names of its runs, in the order of its grid."""
+    """List the names of its runs, in the order of its grid."""
     rows = store.rows("SELECT name FROM runs WHERE sweep = ? ORDER BY created_at, rowid", (sweep,))
     return [row["name"] for row in rows]
 

@@ -16,7 +16,7 @@ FROM versions v JOIN runs r ON r.name = v.run
 
 
 def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
-    """Of one run or of all, in order of run and number."""
+    """List the versions of one run or of all, in order of run and number."""
     sql = SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
     return [version_row(row) for row in store.rows(sql, () if run is None else (run,))]
 
@@ -39,7 +39,7 @@ def numbers(store: Rows) -> set[tuple[str, int]]:
 
 
 def is_anything_served(store: Rows) -> bool:
-    """Whether there is an alias, a pinned version, or a run that serves."""
+    """Check whether there is an alias, a pinned version, or a run that serves."""
     sql = """
     SELECT 1 FROM aliases UNION ALL SELECT 1 FROM versions WHERE pinned = 1
     UNION ALL SELECT 1 FROM runs WHERE serving = 1 LIMIT 1
@@ -48,14 +48,14 @@ def is_anything_served(store: Rows) -> bool:
 
 
 def held_versions(store: Rows) -> list[VersionRow]:
-    """All that are pinned or aliased: pinned ones first, the oldest first."""
+    """List all versions that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
     sql = f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
     return [version_row(row) for row in store.rows(sql)]
 
 
 def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> VersionRow:
-    """Pin a version or take its pin away, and tell; one that is so already stays, without an event. Raises NotFound."""
+    """Pin or unpin a version, with an event; without one where the version is so already. Raises NotFound."""
     with store.write() as connection:
         if get_version(store, run, number).pinned != pinned:
             sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
@@ -65,7 +65,7 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
 
 
 def first_number(store: Rows, run: str) -> int:
-    """A number that no version of this name ever had: events outlive a run that was removed."""
+    """Choose a number that no version of this name ever had: events outlive a run that was removed."""
     kinds = "('version', 'removed')"
     sql = f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
     newest = (store.row(sql, (run,)) or {})["newest"]

@@ -239,6 +239,9 @@ def test_logs_samples_pools_devices_doctor_and_init_say_something(made: World) -
     made.run("talker", "trainer.steps=2")
     assert "step 2/2" in made.lorad("logs", "talker").stdout
     assert "S:" in made.lorad("samples", "talker").stdout
+    assert ["version", "@1"] in [
+        line.split() for line in made.lorad("samples", "talker", "--sample", "1").stdout.splitlines()
+    ]
     assert "builtin:tiny" in made.lorad("pools").stdout
     assert "cpu" in made.lorad("devices").stdout
     assert "daemon" in made.lorad("doctor").stdout

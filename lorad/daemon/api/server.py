@@ -1,4 +1,4 @@
-"""HTTP with JSON over the home's Unix socket: who asks is told by the kernel, what they may is decided here."""
+"""HTTP with JSON over the home's Unix socket: the kernel identifies the caller, `access` decides on permissions."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ UCRED = struct.Struct("3i")
 UP_TO_DATE = "Is this lorad up to date?"
 UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
-OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # by which one of another protocol is seen and replaced
+OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # a daemon of another protocol is found and replaced by these
 
 Handler = Callable[[Context, Call], Awaitable[Any]]
 
 
 def make_app(ctx: Context) -> web.Application:
-    """The routes of `lorad.client`, one handler each."""
+    """Make the application: the routes of `lorad.client`, one handler each."""
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[metered(ctx.meter), _in_words])
     for method, path, handler, access in ROUTES:
         app.router.add_route(method, path, _endpoint(ctx, handler, access))
@@ -97,7 +97,7 @@ def _refuse_other_protocol(request: web.Request) -> None:
 
 @web.middleware
 async def _in_words(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> web.StreamResponse:
-    """What aiohttp itself refuses."""
+    """Answer in lorad's form what aiohttp itself rejects."""
     try:
         response: web.StreamResponse = await handler(request)
         return response
@@ -110,7 +110,7 @@ async def _nowhere(ctx: Context, call: Call) -> None:
 
 
 def _caller(request: web.Request, *, shared: bool) -> Caller:
-    """Who is at the other end. Raises NotAllowed for anybody but the daemon's user and root, unless it is shared."""
+    """Identify the caller. Raises NotAllowed for all but the daemon's user and root, unless the daemon is shared."""
     uid = peer_uid(request)
     if not shared and uid not in (0, os.getuid()):
         raise NotAllowed(
@@ -121,7 +121,7 @@ def _caller(request: web.Request, *, shared: bool) -> Caller:
 
 
 def peer_uid(request: web.Request) -> int:
-    """The user of the connecting process, as the kernel saw it connect."""
+    """Find the user of the connecting process, as the kernel saw it connect."""
     connection = request.transport.get_extra_info("socket") if request.transport else None
     if connection is None:
         raise NotAllowed("the connection is gone", hint="Try again.")

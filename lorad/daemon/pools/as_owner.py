@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """`work` in a thread that opens files as the user of `uid`; it may start neither threads nor processes."""
+    """Run `work` in a thread that opens files as the user of `uid`; it may start neither threads nor processes."""
     user = ctx.user(uid)
 
     def theirs() -> T:
@@ -31,14 +31,14 @@ async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args,
 
 
 async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """`work`, for which the daemon waits for a process or file of the user's, where it holds up no other user."""
+    """Run `work`, which may wait for a process or file of the user's, where it blocks no other user."""
     if not ctx.system:
         return await asyncio.to_thread(work, *args, **options)
     return await ctx.hands.do(uid, partial(work, *args, **options))
 
 
 def connection_to(ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES) -> Connection:
-    """To a pool, whose socket lies where its owner may put something else. Raises PoolLost."""
+    """Connect to a pool, whose owner may have put something else in place of its socket. Raises PoolLost."""
     with as_user(ctx.user(pool.setup.owner)):
         connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
     if ctx.system and connection.peer_uid != pool.setup.owner:

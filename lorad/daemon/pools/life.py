@@ -78,7 +78,7 @@ def find_lost_pools(ctx: Context) -> None:
 
 
 def correct_socket(ctx: Context, pool: Pool) -> None:
-    """Of a pool whose home was moved, unless it works on the socket that it had."""
+    """Give a pool whose home was moved a socket in the new home, unless it still works on the old one."""
     socket = str(socket_of(ctx, pool.id))
     if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
         pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
@@ -86,7 +86,7 @@ def correct_socket(ctx: Context, pool: Pool) -> None:
 
 
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
-    """The pool with this key: a warm one, else its directory from earlier, else a new one."""
+    """Find the pool with this key: a warm one, else its directory from earlier, else a new one."""
     for pool in ctx.pools.values():
         if pool.setup.key == setup.key and (pool.process.is_up or not unusable(ctx, pool)):
             return pool
@@ -102,7 +102,7 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
 
 
 def unusable(ctx: Context, pool: Pool) -> str:
-    """What in the pool's directory keeps a process from starting there, in words; "" when nothing is seen."""
+    """Find what in the pool's directory keeps a process from starting there; "" when nothing does."""
     for path, flags in (
         (pool.root / "pool.json", os.O_RDONLY),
         (pool.work / LIFE_LOCK, os.O_RDWR),
@@ -151,7 +151,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
 
 
 def current(ctx: Context, pool: Pool) -> PoolSetup:
-    """Its setup with the idle timeout that config.yaml has now, also in `pool.json`."""
+    """Give the pool's setup the idle timeout that config.yaml has now, also in `pool.json`."""
     setup = msgspec.structs.replace(pool.setup, idle_timeout=ctx.config.idle_timeout)
     if setup != pool.setup:
         write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
@@ -207,7 +207,7 @@ async def refresh(ctx: Context) -> None:
 
 
 async def ask_status(ctx: Context, pool: Pool) -> None:
-    """One question at a time: whoever comes meanwhile has the answer to the next one, together with all others."""
+    """Ask the pool how it is. Calls that come while one is asked share the answer to the next question."""
     came = time.monotonic()
     async with pool.asking:
         if pool.asked_at < came:
@@ -236,7 +236,7 @@ async def asked(ctx: Context, pool: Pool) -> None:
 
 
 def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
-    """Slots of attempts that are over: their drivers died without closing them."""
+    """List slots of attempts that are over: their drivers died without closing them."""
     tenants = pool.status.tenants if pool.status else []
     active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
     at_work = {(run.name, run.attempt) for run in active}

@@ -2,7 +2,7 @@
 
 A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under another load
 and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins. A run of an earlier lorad
-has none: its pool tells.
+has no such file: its pool's setup is used instead.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ UNKNOWN = Why("run", "as the run had that it was made for")
 
 
 class Kept(Struct, frozen=True):
-    """`runtime.json`: the threads of a run, and why so many. A run that is not deterministic has its newest there."""
+    """The content of `runtime.json`: the threads of a run, and why so many.
+
+    A run that is not deterministic has those of its newest attempt there.
+    """
 
     threads: int
     reason: Why
 
 
 def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
-    """What the next attempt of a run asks for. Raises StorageError when the run's file is damaged."""
+    """Choose the runtime of a run's next attempt. Raises StorageError when the run's file is damaged."""
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
@@ -44,14 +47,14 @@ def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
 
 
 def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
-    """What the process of a pool is started with: the threads of its setup, the rest as the machine is now."""
+    """Choose the runtime of a pool's process: the threads of its setup, the rest as the machine is now."""
     overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
     chosen = choose_runtime(0, ctx.machine(), setup.device, overrides)
     return replace(chosen, reasons={**chosen.reasons, "threads": why})
 
 
 def fixed_threads(ctx: Context, run: RunRow) -> int | None:
-    """The threads of the run's first attempt; None before it."""
+    """Find the threads of the run's first attempt; None before it."""
     if kept := read_kept(run):
         return kept.threads
     pool = ctx.pools.get(run.pool or "")
@@ -59,7 +62,7 @@ def fixed_threads(ctx: Context, run: RunRow) -> int | None:
 
 
 def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
-    """Write down what an attempt computes with; tell when the machine has become too small for it."""
+    """Write down the threads of an attempt; warn when the machine is too small by now for those of the first one."""
     if why.source != "run" or read_kept(run) is None:
         write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
     usable = ctx.machine().usable
@@ -86,6 +89,6 @@ def read_kept(run: RunRow) -> Kept | None:
 
 
 def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
-    """What the process of a pool's attempt was started with, as `Runtime.told`; None of an earlier lorad's."""
+    """Read the runtime that a pool's attempt was started with; None where an earlier lorad started it."""
     told: dict[str, Any] | None = read_object(attempt.command).get("runtime")
     return told

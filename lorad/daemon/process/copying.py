@@ -1,4 +1,4 @@
-"""Copies the files of a directory from one user to another: neither gets at more than they may open themselves."""
+"""Copy the files of a directory from one user to another: neither gets access to more than they may open themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from lorad.errors import IntegrityError
 
 
 def files_into(source: Path, target: Path, names: Iterable[str], owner: User | None, reader: User | None) -> None:
-    """On disk after it. `target` is there, and empty. Raises OSError, and IntegrityError for a name that leads out."""
+    """Copy files into `target`, an empty directory, and sync them to disk.
+
+    Raises OSError, and IntegrityError for a name that leads out of the directory.
+    """
     for name in names:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise IntegrityError(f"{source}: its manifest names {name!r}", hint="Somebody changed it; do not use it.")
@@ -33,5 +36,5 @@ def files_into(source: Path, target: Path, names: Iterable[str], owner: User | N
 
 
 def opened(path: Path) -> BinaryIO:
-    """A plain file, which no pipe or link is. Raises OSError."""
+    """Open a plain file, which no pipe or link is. Raises OSError."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))

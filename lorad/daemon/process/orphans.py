@@ -26,10 +26,10 @@ COMMAND_LENGTH = 200
 
 
 def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
-    """Of other users' processes only root can tell.
+    """Find the orphans of the home. Only root can see other users' processes.
 
-    Theirs is an attempt that ended more than `settled` seconds ago, or whose directory is gone, or that was followed
-    by another one.
+    An orphan belongs to an attempt that ended more than `settled` seconds before, or whose directory is gone, or that
+    was followed by another one.
     """
     roots = roots_of(home)
     marked = {pid: attempt for pid in pids() if (attempt := attempt_of(pid, roots)) is not None}
@@ -53,7 +53,7 @@ def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
 
 
 def roots_of(home: Home) -> list[Path]:
-    """Where attempts of the home are."""
+    """List the directories that hold attempts of the home."""
     storage = None
     with contextlib.suppress(LoradError):
         storage = config.load(home.config).storage
@@ -65,12 +65,12 @@ def pids() -> list[int]:
 
 
 def attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
-    """The attempt of these homes that a process was started by; None of any other, and of what may not be looked at."""
+    """Find the attempt of these homes that started a process; None for others, and where that cannot be read."""
     return next((AttemptDir(path) for path in said_by(pid) if path is not None and is_inside(path, roots)), None)
 
 
 def said_by(pid: int) -> Iterator[Path | None]:
-    """Lazily: most processes say it in their environment."""
+    """Yield the places that may name a process's attempt; lazily, as the environment of most processes does."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((variable for variable in variables if variable.startswith(MARK)), None)
@@ -83,7 +83,7 @@ def said_by(pid: int) -> Iterator[Path | None]:
 
 
 def holder_of(log: str) -> Path | None:
-    """The attempt directory that a log is in, or its `work`."""
+    """Find the attempt directory that holds a log, itself or in its `work`."""
     parents = Path(log.removesuffix(" (deleted)")).parents
     return next((path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None)
 
@@ -103,7 +103,7 @@ def is_over(attempt: AttemptDir, settled: float) -> bool:
 
 
 def shim_of(attempt: AttemptDir) -> int | None:
-    """It ends with its child, and is known by the log as well."""
+    """Read the pid of the attempt's shim, which is no orphan: it ends with its child."""
     pid: int | None = (read_status(attempt) or {}).get("shim_pid")
     return pid
 
@@ -121,7 +121,7 @@ def described(pid: int, attempt: AttemptDir) -> Orphan:
 
 
 def send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
-    """Whether the process is there, and is still the one that was found."""
+    """Check whether the process is there, and is still the one that was found."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

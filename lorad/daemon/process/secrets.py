@@ -1,7 +1,7 @@
-"""Secrets that the processes of runs find in their environment, and nobody finds anywhere else.
+"""Secrets that the processes of runs find in their environment, and that are stored nowhere else.
 
-`secrets` in config.yaml names a file for each variable. What a process is started by (`command.json`) names the files
-again; the shim reads them when nothing but the program's start is left to do.
+`secrets` in config.yaml names a file for each variable. The command of a process (`command.json`) names the files
+again; the shim reads them just before it starts the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ def secret_files(config: Config) -> dict[str, str]:
 
 
 def secrets_of(config: Config) -> dict[str, str]:
-    """Variable -> value, for a process that needs no shim. Raises SpecError, in words that do not hold it."""
+    """Read the configured secrets: variable -> value, for a process that needs no shim.
+
+    Raises SpecError, whose message does not contain the secret.
+    """
     found = {}
     for name, path in config.secrets.items():
         try:

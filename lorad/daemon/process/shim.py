@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def live(root: str, command: dict[str, Any]) -> int:
-    """The child's whole life. It waits for its status to be on disk before it becomes the program."""
+    """Run the child from its start to its end. It waits for its status to be on disk before it becomes the program."""
     end_the_rest = adopt_orphans() if command.get("ends_all") else None
     block_signals()
     gate, opened = os.pipe()
@@ -85,7 +85,9 @@ def live(root: str, command: dict[str, Any]) -> int:
 
 
 def become(command: dict[str, Any], gate: int) -> None:
-    """In the child: a session of its own, clean signals, then the program. Without the gate's byte: nothing."""
+    """Become the program: a session of its own, clean signals, then exec. Runs in the child; it execs only after the
+    gate's byte.
+    """
     try:
         os.setsid()
         for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
@@ -107,7 +109,7 @@ def become(command: dict[str, Any], gate: int) -> None:
 
 
 def read_secret(path: str) -> str:
-    """What a file of this user's, that nobody else can read, holds, without white space around. Raises OSError."""
+    """Read a file of this user's that no other user can read, without white space around it. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         there = os.fstat(fd)
@@ -124,7 +126,7 @@ def read_secret(path: str) -> str:
 
 
 def wait(child: int) -> int:
-    """The child's wait status. What is left of its process group is killed while its pid cannot be used again."""
+    """Wait for the child. What is left of its process group is killed while its pid cannot be used again."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child:
         os.waitpid(ended.si_pid, 0)  # an orphan
     block_signals()
@@ -136,7 +138,7 @@ def wait(child: int) -> int:
 
 
 def adopt_orphans() -> Callable[[], None]:
-    """From now on a process below, whose parent ends, is this one's child; the answer kills them all."""
+    """Become the parent of every orphaned descendant. The function that is returned kills them all."""
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
     from lorad.children import guard
 
@@ -233,7 +235,7 @@ def died(code: int) -> dict[str, Any]:
 
 
 def oom_kills() -> int | None:
-    """How many processes this kernel has killed for want of memory, in all; None where it does not tell."""
+    """Read how many processes this kernel has killed for want of memory; None where it does not count them."""
     try:
         with open("/proc/vmstat", "rb") as file:
             return int(file.read().partition(b"\noom_kill ")[2].split()[0])
@@ -242,7 +244,7 @@ def oom_kills() -> int | None:
 
 
 def start_time(pid: int) -> int:
-    """Clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
+    """Read the clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 

@@ -1,4 +1,4 @@
-"""Where a process that hangs, and each that it started, is right now: into its log, where py-spy is installed."""
+"""Write where a hung process and its descendants are right now into its log, where py-spy is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lorad.daemon.process.processes import read_status
 
 DUMP_SECONDS, ALL_SECONDS = 5.0, 15.0
 MOST = 16  # processes
-BYTES = 1 << 16  # of one dump
+BYTES = 1 << 16  # kept of one dump
 
 
 def dump_stacks(attempt: AttemptDir) -> None:
@@ -34,13 +34,13 @@ def dump_stacks(attempt: AttemptDir) -> None:
 
 
 def py_spy() -> str | None:
-    """Beside this Python, else on the path."""
+    """Find py-spy beside this Python, else on the path."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def family(pid: int) -> list[tuple[int, str]]:
-    """Pid and name of a process and its descendants, those of other sessions included."""
+    """List pid and name of a process and its descendants, those of other sessions included."""
     try:
         first = psutil.Process(pid)
         return [(process.pid, process.name()) for process in [first, *first.children(recursive=True)][:MOST]]
@@ -49,7 +49,7 @@ def family(pid: int) -> list[tuple[int, str]]:
 
 
 def dump(spy: str, pid: int, seconds: float) -> bytes:
-    """Without stopping it, as it may be stopped already."""
+    """Dump the stacks without stopping the process, as it may be stopped already."""
     command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, cwd="/")

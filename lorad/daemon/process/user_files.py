@@ -40,7 +40,7 @@ def passable(*directories: Path) -> None:
 
 
 def make_run(run: RunDir, user: User | None) -> None:
-    """What the driver and the pool of a run write into. Repeating it changes nothing."""
+    """Make the directories that the driver and the pool of a run write into. Repeating it changes nothing."""
     if user is None:
         return
     passable(run.root)
@@ -50,7 +50,7 @@ def make_run(run: RunDir, user: User | None) -> None:
 
 
 def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
-    """Before its process is started; the directory is there after it."""
+    """Make the directory of an attempt, before its process is started."""
     if user is None:
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     else:
@@ -60,30 +60,30 @@ def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
 
 
 def make_pool(root: Path, setup: Any, user: User | None) -> None:
-    """`root/pool.json` is what the daemon goes by; its process reads a copy."""
+    """Copy `pool.json` for the pool's process; the daemon itself uses `root/pool.json`."""
     if user is not None:
         passable(root)
         put_json(own_directory(root / "work", user) / "pool.json", setup, user)
 
 
 def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) -> None:
-    """What a process is told, where it looks for it."""
+    """Write the files that a process reads at its start to where it looks for them."""
     for name, data in files.items():
         if user is not None:
             put_json(attempt.work / name, data, user)
-        elif attempt.work / name != attempt.spec:  # it is there
+        elif attempt.work / name != attempt.spec:  # the spec is there already
             write_json(attempt.work / name, data)
 
 
 def own_directory(path: Path, user: User) -> Path:
-    """In a directory of the daemon's. Raises OSError when something else is there."""
+    """Make a directory of the user's inside one of the daemon's. Raises OSError when something else is there."""
     path.mkdir(exist_ok=True, mode=OWN_DIRECTORY)
     _give(path, os.O_RDONLY | os.O_DIRECTORY, OWN_DIRECTORY, user)
     return path
 
 
 def own_file(path: Path, user: User) -> None:
-    """An empty one, unless it is there already."""
+    """Make an empty file of the user's, unless it is there already."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, OWN_FILE))
     except FileExistsError:
@@ -111,7 +111,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def put_json(path: Path, data: Any, user: User) -> None:
-    """A file of the user's in a directory of theirs: whole, or what was there before."""
+    """Write a file of the user's in a directory of theirs: whole, or what was there before stays."""
     with as_user(user):
         write_whole(path, json.dumps(data).encode(), mode=OWN_FILE)
 

@@ -1,4 +1,4 @@
-"""Whose a process is to be: the user of a uid, what is in their environment, and the command that makes it theirs."""
+"""The user of a process: who a uid is, what is in their environment, and the command that runs a process as them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lorad.daemon.process import enter
 from lorad.protocol.listener import DAEMON_UID
 
-NOBODYS_GROUP = 65534  # of a uid without a name: a group of its number may be somebody else's
+NOBODYS_GROUP = 65534  # for a uid without a name: the group of its number may be another user's
 REMEMBERED = 60.0  # seconds
 INHERITED = re.compile(r"PATH|LANG|LC_\w+|TZ|CUDA_VISIBLE_DEVICES|NVIDIA_\w+")
 ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
@@ -24,7 +24,10 @@ ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
 
 @dataclass(frozen=True)
 class User:
-    """environment: all that their processes have beside what lorad adds."""
+    """A user of the machine.
+
+    environment: what their processes have beside what lorad adds.
+    """
 
     uid: int
     gid: int
@@ -34,15 +37,18 @@ class User:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
-        """`argv` as this user, in `cwd` if they may enter it, else in `/`. It is root's, or a daemon's, to start."""
+        """Make the command that runs `argv` as this user, in `cwd` if they may enter it, else in `/`.
+
+        Only root, or a shared daemon, can start it.
+        """
         groups = ",".join(map(str, self.groups))
         return [*ENTER, str(self.uid), str(self.gid), groups, str(cwd), *argv]
 
 
 def user_of(uid: int, allowed: Sequence[str] = ()) -> User:
-    """As they would log in now, or up to a minute ago: a directory of users in the network may take its time.
+    """Look a user up, as they would log in now. Answers are reused for a while: a network directory may be slow.
 
-    allowed: further variables of this process that they inherit.
+    allowed: further variables of this process that the user's processes inherit.
     """
     return _looked_up(uid, tuple(allowed), int(time.monotonic() / REMEMBERED))
 

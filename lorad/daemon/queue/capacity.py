@@ -1,8 +1,8 @@
 """Whether a run fits into a pool, computed before it is admitted. Pure.
 
 A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer and the
-memory of both. A pool tells what it has; before it answers, and where it never tells, the limits are those that it is
-started with. What a run will take counts from when it is placed: a burst of runs does not get the same room twice.
+memory of both. A pool reports what it has; until it answers, and where it reports nothing, the limits that it is
+started with count. What a run will take counts from its placing: a burst of runs does not get the same room twice.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from lorad.spec.model import Spec
 from lorad.text import size as in_units
 
 SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
-FROZEN_BYTES = 4  # of one that is never trained: weight, fp32
-NUMBER_BYTES = {"float32": 4}  # of loaded versions; other dtypes have two
-MAX_VERSIONS = 64  # that an engine holds unless its pool tells otherwise
-MAX_RANK = 512  # of the builtin engine
+FROZEN_BYTES = 4  # a parameter that is never trained: its weight, fp32
+NUMBER_BYTES = {"float32": 4}  # bytes a number in loaded versions; other dtypes have two
+MAX_VERSIONS = 64  # an engine holds so many unless its pool reports otherwise
+MAX_RANK = 512  # the builtin engine takes no more
 TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
 
 Tenancy = tuple[str, int]  # run, attempt
 
 
 class Need(Struct, frozen=True):
-    """What a run takes of a pool. memory: bytes of its slot and its versions, 0 when its size is not known."""
+    """What a run takes of a pool.
+
+    memory: bytes of its slot and its versions; 0 when its size is not known.
+    """
 
     versions: int
     rank: int
@@ -55,12 +58,12 @@ def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need
 
 
 def kept(spec: Spec) -> int:
-    """Versions that stay loaded for a run: the current one, the one before, and those that it samples behind."""
+    """Count the versions that stay loaded for a run: the current one, the one before, and `max_staleness` more."""
     return spec.rollout.max_staleness + 2
 
 
 def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:
-    """Of a pool, as it says itself, without the room that attestations need on engines apart."""
+    """Read a pool's capacity from its status, or take the defaults. Servers keep room for their attestations."""
     told = status.capacity if status else None
     rank = server.max_rank if server else MAX_RANK
     found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
@@ -68,10 +71,12 @@ def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capaci
 
 
 def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
-    """`capacity` with everything counted as taken that the runs placed there will take.
+    """Count everything as taken that the runs placed in a pool will take of its `capacity`.
 
-    needs: of all of them. A pool counts what is there: those without a slot come on top, and so does what those with a
-    slot have yet to load. Kept versions are nobody's; others that are only served make room when it is needed.
+    needs: the needs of all these runs.
+
+    The pool itself counts what is loaded. Runs without a slot come on top, and so does what runs with a slot have yet
+    to load. Kept versions belong to no run; other versions that are only served are unloaded when room is needed.
     """
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
     coming = [need for tenancy, need in needs.items() if tenancy not in opened]
@@ -90,13 +95,16 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
 
 
 def versions_of(status: PoolStatus) -> set[str]:
-    """The loaded ones that belong to the runs with a slot."""
+    """List the loaded versions that belong to runs with a slot."""
     here = {tenant.run for tenant in status.tenants}
     return {version for version in status.loaded if version.rpartition("@")[0] in here}
 
 
 def lacking(capacity: Capacity, need: Need) -> Lack | None:
-    """What keeps a run with `need` out; None when it fits. `capacity`: as promised."""
+    """Find what a run with `need` lacks; None when it fits.
+
+    capacity: as `promised` computes it.
+    """
     if need.rank > capacity.max_rank:
         return Lack(f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank")
     remedy = "lower rollout.max_staleness or lora.rank"
@@ -110,6 +118,6 @@ def lacking(capacity: Capacity, need: Need) -> Lack | None:
 
 
 def impossible(capacity: Capacity, need: Need) -> str:
-    """Why a run would not even fit if nobody else were there; "" when it would."""
+    """Say why a run would not even fit if nobody else were there; "" when it would."""
     lack = lacking(replace(capacity, versions=0, memory_used=0), need)
     return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""

@@ -1,6 +1,7 @@
-"""Who holds the devices and why: this daemon's pools, and those of others as their notes say; telling and asking them.
+"""Who holds the devices and why: this daemon's pools, and other daemons' pools, which leave notes.
 
-A GPU that somebody's idle pool holds is wanted by a note; its daemon ends that pool after `queue.idle_timeout_wanted`.
+A daemon that wants a GPU of another one's idle pool leaves a note; the other daemon then ends that pool after
+`queue.idle_timeout_wanted`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def is_idle(note: Holder | None) -> bool:
 
 
 def lease_of(ctx: Context, device: Device) -> Holder | None:
-    """Who holds the device; None when nobody does, or nobody says so."""
+    """Find who holds the device; None when nobody does, or the holder left no note."""
     for pool in ctx.pools.values():
         if pool.process.is_up and device.name in pool.setup.names:
             return holder(ctx, pool)
@@ -87,7 +88,7 @@ def holder(ctx: Context, pool: Pool) -> Holder:
 
 
 def doing(ctx: Context, pool: Pool) -> str:
-    """What a pool is up for, in words."""
+    """Say what a pool is up for."""
     if pool.stop_asked is not None:
         return "is stopping"
     if tenants := tenants_of(ctx, pool):
@@ -98,7 +99,7 @@ def doing(ctx: Context, pool: Pool) -> str:
 
 
 def is_unused(ctx: Context, pool: Pool) -> bool:
-    """Nobody needs the pool, and it is not stopping yet."""
+    """Check whether nothing needs the pool, and it is not stopping yet."""
     return pool.stop_asked is None and not (tenants_of(ctx, pool) or pool.serves or pool.guests)
 
 
@@ -111,7 +112,7 @@ def idle_since(ctx: Context, pool: Pool) -> float:
 
 
 def held_in_words(ctx: Context, device: Device) -> str:
-    """Who has the lock of a device that no pool of this daemon has."""
+    """Describe who locked a device that no pool of this daemon has."""
     note = lock_notes.seen_holder(ctx.notes, device)
     if note is None:
         pid = lock_notes.lock_pid(device)
@@ -121,7 +122,7 @@ def held_in_words(ctx: Context, device: Device) -> str:
 
 
 def was_beaten(ctx: Context, run: RunRow) -> bool:
-    """The pool of an attempt never began, as a lock that was free when the run was placed was gone when it started."""
+    """Check for a pool that never began: a lock was free when the run was placed, and taken at its start."""
     life = life_of(ctx, run)
     status = read_status(life[0]) if life is not None else None
     return status is not None and bool(status.get("locked"))
@@ -137,7 +138,7 @@ def described(pid: int | None) -> str:
 
 
 def length(seconds: float) -> str:
-    """Of a setting: 600 -> 10m."""
+    """Format a setting of seconds: 600 -> 10m."""
     return duration(seconds).removesuffix("00s") if seconds >= 60 else f"{seconds:g}s"
 
 

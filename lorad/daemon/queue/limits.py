@@ -1,6 +1,6 @@
-"""What one user may have at a time: devices, runs that work, bytes on disk. Who has more waits, and is told why.
+"""What one user may have at a time: devices, active runs, bytes on disk. A run over a limit waits and says why.
 
-A run over a limit claims nothing: those behind it in the queue go on as if it were not there.
+It claims nothing: the runs behind it in the queue are placed as if it were not there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
 
 
 def over_limit(ctx: Context, run: RunRow) -> str:
-    """Which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
+    """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
     limit, user = ctx.config.queue.limit_of(run.owner), run.owner
     if limit.runs is not None and (working := runs.count_active(ctx.store, run.owner_uid)) >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
@@ -57,7 +57,7 @@ def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
 
 
 def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str) -> tuple[str, list[Pool]]:
-    """Why a pool's owner may not have these devices as well, and which idle pools of theirs could end; "" if they may.
+    """Say why a pool's owner may not have these devices as well; "" if they may. Lists their idle pools that could end.
 
     A pool that is up already takes no more than it has.
     """
@@ -76,7 +76,7 @@ def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user
 
 
 def is_used(ctx: Context, pool: Pool) -> bool:
-    """It is up, or will be in a moment."""
+    """Check whether the pool is up, or will be because runs are placed in it."""
     return pool.process.is_up or bool(tenants_of(ctx, pool))
 
 

@@ -25,7 +25,10 @@ SHORT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that waits for devices. alone: it needs everybody else to be gone; else only more room."""
+    """A run that waits for devices.
+
+    alone: it needs all other runs to be gone; else it only needs more room.
+    """
 
     run: str
     priority: int
@@ -33,16 +36,20 @@ class Claim:
     alone: bool
 
     def holds_up(self, run: RunRow, devices: Devices) -> bool:
-        """Whether `run`, which comes after it, may not have the devices before it."""
+        """Check whether `run`, which comes after it, may not have the devices before it."""
         return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run.priority)
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why devices cannot be had now. idle: pools that need only be stopped; claim: `Claim.alone`, None: no claim.
+    """Why devices cannot be had now.
 
-    soon: nothing more needs to be done for it to go away; taken: by others than this daemon's pools; barred: by the
-    queue or a limit, and not by who has the devices; parts: of the reason, which other obstacles may share.
+    idle: pools that need only be stopped.
+    claim: `Claim.alone`; None for no claim.
+    soon: it goes away without any further action.
+    taken: devices that are held by others than this daemon's pools.
+    barred: the queue or a limit bars them, not who holds them.
+    parts: parts of the reason, which other obstacles may share.
     """
 
     reason: str
@@ -55,7 +62,7 @@ class Obstacle:
 
 
 def passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Obstacle | None:
-    """The run before this one that must not be passed."""
+    """Find the run before this one that must not be passed."""
     first = next((claim for claim in claims if run is not None and claim.holds_up(run, devices)), None)
     if first is None:
         return None
@@ -65,13 +72,13 @@ def passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Obs
 
 
 def limited(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
-    """The limit of devices of the pool's owner, whose idle pools give way."""
+    """Find the limit of devices of the pool's owner, whose idle pools give way."""
     reason, idle = over_devices(ctx, setup, devices, user_of(run, setup))
     return Obstacle(reason, idle=idle, claim=None, barred=True) if reason else None
 
 
 def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None = None) -> Obstacle | None:
-    """What keeps a pool of `setup`, with `run` in it, from having the devices now."""
+    """Find what keeps a pool of `setup`, with `run` in it, from having the devices now."""
     holders = pools_on(ctx, devices)
     for pool in holders:
         where = f"pool {pool.id} on {', '.join(pool.setup.names)}"
@@ -95,7 +102,7 @@ def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | Non
 
 
 def busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
-    """A pool of another kind with runs in it. Those that leave anyway need not be asked."""
+    """Describe a pool of another kind with runs in it. Runs that leave anyway need not be asked."""
     leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
     if run is not None and any(tenant.preempted == run.name for tenant in tenants):
         return Obstacle(f"{told(tenants)} {stops(tenants)} to make room on {', '.join(pool.setup.names)}", soon=leaving)
@@ -108,7 +115,7 @@ def stops(tenants: Sequence[RunRow]) -> str:
 
 
 def by_others(ctx: Context, devices: Devices, holders: Sequence[Pool]) -> Obstacle | None:
-    """Devices that daemons of others hold, or processes that are nobody's pool."""
+    """Find devices that other daemons hold, or that processes outside of any pool use."""
     ours = {name for pool in holders for name in pool.setup.names}
     taken = tuple(device for device in devices if device.name not in ours and is_taken(device))
     if taken:
@@ -122,7 +129,7 @@ def by_others(ctx: Context, devices: Devices, holders: Sequence[Pool]) -> Obstac
 
 
 def crowding(ctx: Context, pool: Pool, run: RunRow, need: Need) -> Obstacle | None:
-    """What the runs in a pool of the right kind leave no room for."""
+    """Find what keeps a run out of a pool of the right kind, because of the runs in it."""
     tenants = tenants_of(ctx, pool)
     found = crowded(ctx, pool, tenants, run, need)
     going = [tenant for tenant in tenants if tenant.preempted == run.name]
@@ -159,7 +166,7 @@ def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
 
 
 def count_free(ctx: Context) -> int:
-    """Devices that nobody has: no pool, no other daemon, nobody else. Everybody in a long queue asks."""
+    """Count the devices that nothing holds: no pool, no other daemon, no other process. All of a long queue asks."""
     at, count = ctx.notes.free
     if time.monotonic() - at > SHORT_SECONDS:
         count = sum(is_free(ctx, device) for device in ctx.devices)

@@ -1,8 +1,8 @@
-"""Which queued run goes where: by priority, then the owners take turns; many runs in a pool, as far as it has room.
+"""Decide which queued run goes where: by priority, then the owners take turns; a pool takes many runs if it has room.
 
 A run that finds no room lets others pass that do. But where a run waits for the devices to itself (`exclusive`, or for
-another base), nobody behind it in the queue is placed there any more, and where one waits for room, nobody of a lower
-priority: whoever waits for others to leave is not passed for ever.
+another base), no run behind it in the queue is placed there any more, and where one waits for room, no run of a lower
+priority: so a run that waits for others to leave is not passed for ever.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def place_runs(ctx: Context) -> None:
 
 
 def in_turn(ctx: Context) -> list[QueuedRow]:
-    """The queue in its order: by priority; then owners take turns of TURN runs each, whoever had none for longest
-    first; then by age. So nobody waits until all runs of somebody else are over.
+    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first; then by age.
+
+    So no user has to wait until all runs of another user are over.
     """
     queued = runs.queue(ctx.store)
     if len({run.owner_uid for run in queued}) < 2:
@@ -90,7 +91,10 @@ def place_run(ctx: Context, run: RunRow, claims: list[Claim]) -> None:
 
 
 def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
-    """Begin an attempt of `run` in a pool, or end it if none can ever take it: ""; else in words what it waits for."""
+    """Begin an attempt of `run` in a pool, or end the run if no pool can ever take it; "" when either is done.
+
+    Otherwise returns what the run waits for.
+    """
     found = setups_of(ctx, run)
     setups = {devices: setup for devices, (setup, _) in found.items()}
     if never := never_fits(ctx, run, setups):
@@ -105,7 +109,7 @@ def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
 
 
 def groups(ctx: Context, run: RunRow) -> list[Devices]:
-    """Where a run could go: neighbours, as many as it needs. On the CPU all ranks share one. Raises SpecError."""
+    """List the groups of neighbouring devices that suit a run. On the CPU all ranks share one. Raises SpecError."""
     count = 1 if ctx.devices[0].is_cpu else spec_of(run).gpus
     if count > len(ctx.devices):
         raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.devices)}")
@@ -113,13 +117,12 @@ def groups(ctx: Context, run: RunRow) -> list[Devices]:
 
 
 def setups_of(ctx: Context, run: RunRow) -> Asked:
-    """The pool that a run is to have, wherever it could go, and why that many threads. Raises SpecError."""
+    """Find the pool that a run gets on each group of devices, and why that many threads. Raises SpecError."""
     return {devices: offered(ctx, run, devices, *asked) for devices, asked in asked_of(ctx, run).items()}
 
 
 def asked_of(ctx: Context, run: RunRow) -> Asked:
-    """Of `asked_by`, for all devices. Who waits in the queue is looked at again and again: made when what it is made of
-    changed."""
+    """Ask `asked_by` for every group of devices; the answer is cached until one of its inputs changes."""
     settings = run.spec, run.owner_uid, request_of(run), fixed_threads(ctx, run)
     made_of = (*settings, ctx.machine(), ctx.config, *ctx.devices)
     before, found = ctx.asked.get(run.name, (None, {}))
@@ -133,9 +136,9 @@ def asked_of(ctx: Context, run: RunRow) -> Asked:
 
 
 def offered(ctx: Context, run: RunRow, devices: Devices, setup: PoolSetup, why: Why) -> tuple[PoolSetup, Why]:
-    """For a run that asks for `setup`. A warm pool's threads are taken where only the load decides.
+    """Fit the setup that a run asks for to existing pools: take a warm pool's threads where only the load decides.
 
-    Servers may take more than the run needs, of a warm pool or of the one that it had.
+    A server may take more than the run needs, if it is that of a warm pool or of the pool that the run had.
     """
     for pool in ctx.pools.values():
         is_warm = pool.stop_asked is None and (pool.process.is_up or bool(tenants_of(ctx, pool)))
@@ -149,7 +152,7 @@ def offered(ctx: Context, run: RunRow, devices: Devices, setup: PoolSetup, why: 
 
 
 def asked_by(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
-    """The least pool that the run can do with."""
+    """Make the setup of the smallest pool that suits the run."""
     request, runtime = request_of(run), runtime_of(ctx, run, devices[0])
     setup = setup_for(
         spec_of(run),
@@ -165,7 +168,7 @@ def asked_by(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Wh
 
 
 def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup:
-    """A server that is yet to start takes the ranks and lengths of those in the queue that could share it."""
+    """Give a server that has not started the ranks and lengths of all runs in the queue that could share it."""
     if setup.server is None:
         return setup
     known = {} if ctx.wishes is None else ctx.wishes
@@ -175,11 +178,11 @@ def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup
 
 
 def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
-    """By kind, the widest server that anybody in the queue asks for."""
+    """Find, for each kind of pool, the widest server that any run near the head of the queue asks for."""
     widest: dict[str, PoolSetup] = {}
     for waiting in in_turn(ctx)[:LOOKED_AT]:
         run = runs.get(ctx.store, waiting.name)
-        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # it needs more devices, or fewer
+        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # the run needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:
                 widest[asked.kind] = asked.widened(widest.get(asked.kind, asked))
@@ -187,13 +190,13 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
 
 
 def never_fits(ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup]) -> str:
-    """Why none of the pools could take the run even if it were empty, in words; "" when one could."""
+    """Say why none of the pools could take the run even if it were empty; "" when one could."""
     reasons = [impossible(capacity_by(ctx, setup), need_of_run(run, setup.dtype)) for setup in setups.values()]
     return reasons[0] if all(reasons) else ""
 
 
 def capacity_by(ctx: Context, setup: PoolSetup) -> Capacity:
-    """Of a pool with this setup: as the present one says, if there is one."""
+    """Read the capacity of the pool that has this setup; without such a pool, take the defaults."""
     told = next((pool.status for pool in ctx.pools.values() if pool.setup.key == setup.key), None)
     return capacity_of(setup.server, told)
 
@@ -226,7 +229,7 @@ def room_for(
 
 
 def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> None:
-    """The devices that a run waits for: those that are being cleared for it, else the first."""
+    """Choose the devices that a run waits for: those that are being cleared for it, else the first."""
     order = ([cleared] if cleared else []) + list(found)
     claimed = next(((devices, found[devices].claim) for devices in order if found[devices].claim is not None), None)
     if claimed is not None:
@@ -234,7 +237,7 @@ def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], c
 
 
 def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
-    """What is in the way everywhere, and how many of several devices are free."""
+    """Say what is in the way everywhere, and how many of several devices are free."""
     reasons = "; ".join(dict.fromkeys(part for o in found.values() for part in o.parts or (o.reason,)))
     if len(ctx.devices) == 1:
         return reasons
@@ -242,7 +245,7 @@ def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
 
 
 def starting(pool: Pool, run: str) -> str:
-    """What a run waits for while it is starting; "" where that takes seconds."""
+    """Say what a starting run waits for; "" where that takes seconds."""
     setup = pool.setup
     started = {
         "trainer": setup.trainer if setup.ranks is not None else "",
@@ -256,7 +259,7 @@ def starting(pool: Pool, run: str) -> str:
 
 
 def begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
-    """The run is starting in `pool`; its processes are started by `launch`, as often as it takes."""
+    """Move the run to starting in `pool`; `launch` starts its processes, as often as it takes."""
     name = run.name
     with ctx.store.write():
         newest = [row.step for row in checkpoints(ctx.store, name)][-1:]

@@ -1,4 +1,4 @@
-"""Automatic restarts: how long they wait, how many there are. What a new daemon needs to go on is in the store."""
+"""Automatic restarts: how long they wait, how many there are. The store holds what a new daemon needs to continue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def delay(ctx: Context, futile: int) -> float:
 
 
 def wait_for_restart(ctx: Context, run: RunRow) -> str:
-    """What a queued run says while it waits for its restart, which may be another daemon's; "" when it need not."""
+    """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not wait."""
     name = run.name
     if run.restart_at is None:
         ctx.not_before.pop(name, None)

@@ -21,12 +21,12 @@ from lorad.store.rows import RunRow
 
 
 def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
-    """The active runs that were placed in the pool, by priority and age."""
+    """List the active runs that were placed in the pool, by priority and age."""
     return [run for run in active_runs(ctx) if run.pool == pool.id]
 
 
 def active_runs(ctx: Context) -> list[RunRow]:
-    """By priority and age. Everybody in a long queue asks for every pool."""
+    """List the active runs by priority and age; cached until the database changes, as a long queue asks often."""
     before, found = ctx.active
     if (now := ctx.store.changes) is None or now != before:
         found = runs.in_states(ctx.store, *ACTIVE)
@@ -35,7 +35,7 @@ def active_runs(ctx: Context) -> list[RunRow]:
 
 
 def told(tenants: Sequence[RunRow]) -> str:
-    """`run a`, `runs a, b and c`, `runs a, b and 6 others`."""
+    """Name the runs: `run a`, `runs a, b and c`, `runs a, b and 6 others`."""
     names = [str(run.name) for run in tenants]
     if len(names) < 2:
         return f"run {', '.join(names)}"
@@ -51,7 +51,7 @@ def need_of_run(run: RunRow, pool_dtype: str) -> Need:
 
 
 def room_in(ctx: Context, pool: Pool) -> Capacity:
-    """Of the pool, with what all of its runs take or will take."""
+    """Compute a pool's capacity with everything counted as taken that its runs take or will take."""
     tenants = tenants_of(ctx, pool)
     there = [(run.name, run.attempt) for run in tenants]
     if pool.room is None or pool.room.status is not pool.status or pool.room.tenants != there:
@@ -61,7 +61,7 @@ def room_in(ctx: Context, pool: Pool) -> Capacity:
 
 
 def needs_of(ctx: Context, pool: Pool) -> dict[Tenancy, Need]:
-    """What each run in the pool takes; of those whose files are gone the pool alone tells."""
+    """Compute what each run in the pool takes, except runs without files: only the pool's status counts those."""
     needs: dict[Tenancy, Need] = {}
     for run in tenants_of(ctx, pool):
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
@@ -86,6 +86,6 @@ def life_of(ctx: Context, run: RunRow) -> tuple[AttemptDir, ProcessState] | None
 
 
 def life_number(run: RunRow) -> int | None:
-    """The pool's attempt when the driver was started; None when that is not known."""
+    """Read which attempt the pool was at when the driver was started; None when that is not known."""
     number = read_object(attempt_dir(run).command).get("pool_attempt")
     return number if isinstance(number, int) else None

@@ -25,7 +25,10 @@ ATTESTED = ("passed", "inconclusive")
 
 
 class Maker(Struct, frozen=True):
-    """The version of a step's samples, as far as it counted just then. until: the last step whose weights it was."""
+    """The version of a step's samples, as far as it counted at that time.
+
+    until: the last step whose weights it was.
+    """
 
     version: Record
     until: int
@@ -42,7 +45,7 @@ class Line(Struct, frozen=True):
 
 
 def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
-    """The exceptions, each in words; [] when there is none. Reads everything, changes nothing. Raises OSError.
+    """List what is wrong with the run, a sentence each; [] when nothing is. Reads all its files. Raises OSError.
 
     spared: some samples were deleted for the disk budget.
     """
@@ -53,7 +56,10 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
 
 
 def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
-    """One line of facts: a torn end is nobody's, anything else that cannot be read is. whole: number of whole lines."""
+    """Check that the records follow each other without a gap. A torn last line counts as never written.
+
+    whole: number of whole lines in the file.
+    """
     for before, record in zip([0, *(record.seq for record in records)], records, strict=False):
         if record.seq != before + 1:
             yield f"journal: record {record.seq} follows record {before}"
@@ -62,7 +68,7 @@ def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
 
 
 def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
-    """Steps of the lineage in order, each against what had been said before it."""
+    """Check the steps of the lineage in order, each against the records before it."""
     number, position, made_by = 0, 0, makers(records)
     surviving = [record for record in lineage(records) if record.kind == "step"]
     for record in surviving:
@@ -77,7 +83,7 @@ def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> It
 
 
 def makers(records: list[Record]) -> dict[int, Maker | None]:
-    """By the number of a step's record."""
+    """Map the number of each step's record to the version that made its samples."""
     found: dict[int, Maker | None] = {}
     known: dict[int, Record] = {}
     for record in records:
@@ -117,7 +123,7 @@ def audit_step(
 
 
 def audit_version(directory: RunDir, record: Record, name: str, made_by: Maker | None) -> Iterator[str]:
-    """What made the samples of a step."""
+    """Check the version that made the samples of a step."""
     if made_by is None:
         yield f"its samples are of {name}, which no record before it knows"
         return
@@ -147,20 +153,20 @@ def audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -
 
 
 def spec_file(directory: RunDir, attempt: int) -> Path:
-    """What an attempt went by; the run's where the attempt's is not kept."""
+    """Find the spec of an attempt; that of the run where the attempt's was not kept."""
     own = directory.attempt(attempt)
     path = own.work / own.spec.name
     return path if path.exists() else directory.spec
 
 
 def staleness(directory: RunDir, attempt: int) -> int:
-    """That the spec of an attempt allows."""
+    """Read the `rollout.max_staleness` that the spec of an attempt allows."""
     path = spec_file(directory, attempt)
     return from_json(path.read_bytes()).rollout.max_staleness
 
 
 def is_pruned(directory: RunDir, attempt: int) -> bool:
-    """Whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
+    """Check whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
     path = spec_file(directory, attempt)
     keep = from_json(path.read_bytes()).checkpoint.keep_samples
     return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))

@@ -68,7 +68,7 @@ def corrected(run: Place, runs_root: Path) -> Place | None:
 
 
 def is_known(ctx: Context, place: Place) -> bool:
-    """Whether the directory has the journal that the database has taken in."""
+    """Check whether the directory has the journal that the database has taken in."""
     directory = RunDir(Path(place.directory))
     try:
         if is_of_run(ctx.store, place.name, directory.journal):
@@ -81,13 +81,13 @@ def is_known(ctx: Context, place: Place) -> bool:
 
 
 def is_run(directory: Path) -> bool:
-    """A link that leads elsewhere is none."""
+    """Check for the directory of a run; a link that leads elsewhere is none."""
     is_real = os.path.isdir(directory) and not os.path.islink(directory)
     return is_real and directory.name != ".." and os.path.isfile(directory / "request.json")
 
 
 def is_copy(old: Path, new: Path) -> bool:
-    """Both began alike, and they are not one directory that has two names."""
+    """Check that both began alike, and that they are not one directory with two names."""
     try:
         return not old.samefile(new) and beginning(RunDir(old)) == beginning(RunDir(new))
     except OSError:
@@ -102,7 +102,7 @@ def beginning(run: RunDir) -> bytes:
 
 
 def respecified(spec: str, old_root: Path, runs_root: Path) -> str:
-    """With the weights that it begins with where they are now, if they are files of a run of this home."""
+    """Point `lora.adapter_path` to where the files are now, if they belong to a run of this home."""
     plain = msgspec.json.decode(spec)
     lora = plain.get("lora") or {}
     path = Path(lora.get("adapter_path") or "")

@@ -1,7 +1,7 @@
-"""`lorad doctor --repair`: the database anew, from the daemon's journal, and the journals and directories of the runs.
+"""`lorad doctor --repair`: rebuild the database from the daemon's journal and the journals and directories of the runs.
 
-The new one is built beside the old one, which is kept; one rename puts it in its place. Runs that work go on meanwhile:
-the next daemon finds their processes as it always does.
+The new one is built beside the old one, which is kept; one rename puts it in its place. Running processes continue
+meanwhile: the next daemon finds them as it always does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ COUNTED = ("runs", "attempts", "steps", "versions", "checkpoints", "aliases", "s
 
 
 class Repaired(Struct, frozen=True):
-    """counts: rows by table; kept: the old database, None where there was none; told: what could not be taken over, and
-    what was not told by the daemon's journal alone."""
+    """The result of a repair.
+
+    counts: rows by table.
+    kept: the old database; None where there was none.
+    told: what could not be taken over, and what did not come from the daemon's journal alone.
+    """
 
     database: str
     kept: str | None
@@ -43,7 +47,7 @@ class Repaired(Struct, frozen=True):
 
 def repair(home: Home) -> Repaired:
     """Raises Conflict while the home has a daemon, SpecError, StorageError and IntegrityError: then nothing changed."""
-    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # that of a shared daemon stays open to its users
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # a shared daemon's home stays open to its users
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(home))
@@ -75,7 +79,7 @@ def repaired(home: Home) -> Repaired:
 
 
 def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
-    """What was in the database, and what that could not be learnt from the daemon's journal alone."""
+    """Collect what was in the database, and a sentence for what the daemon's journal alone does not contain."""
     words = [f"line {number} of {home.journal} cannot be read" for number in told.damaged]
     tables = Tables()
     if not told.is_complete:
@@ -84,7 +88,7 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     for _, change in told.changes:
         tables.apply(change)
     for (name,), row in tables.rows["runs"].items():
-        if "directory" not in row:  # the line that told of its beginning is lost
+        if "directory" not in row:  # the line with its beginning is lost
             row |= from_directories.of_directory(runs_root / name) | row
     for row in tables.rows["runs"].values():
         if place := corrected(Place(row["name"], row["directory"], row["spec"]), runs_root):
@@ -98,7 +102,10 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
 
 
 def number(told: Told, *, is_complete: bool) -> int:
-    """Of the newest change. The next daemon tells the journal everything where it was not complete."""
+    """Choose the number of the newest change that the new database has.
+
+    One less where the journal was not complete: the next daemon then writes the whole database to the journal.
+    """
     newest = told.changes[-1][1].number if told.changes else 0
     return newest if is_complete else max(0, newest - 1)
 
@@ -109,7 +116,7 @@ def journals_of(tables: Tables) -> dict[str, Path]:
 
 
 def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
-    """Where nobody told which checkpoints were deleted: those that are not there."""
+    """Mark checkpoints without files as deleted, where the journal does not say which ones were."""
     if is_complete:
         return []
     with store.write():
@@ -121,7 +128,7 @@ def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
 
 
 def give(home: Home, path: Path) -> None:
-    """To whose home it is: root may repair that of another."""
+    """Give a file to the owner of the home: root may repair the home of another user."""
     owner = home.root.stat()
     if owner.st_uid != os.geteuid():
         os.chown(path, owner.st_uid, owner.st_gid)

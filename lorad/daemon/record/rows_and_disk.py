@@ -19,12 +19,12 @@ from lorad.store.db import Reader, Rows
 from lorad.store.rows import RunRow
 from lorad.store.versions import held_versions, numbers
 
-MOST = 20  # of a kind are told one by one
+MOST = 20  # findings of a kind that are listed one by one
 REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
 
 
 def of_home(home: Home, runs_root: Path) -> Census:
-    """All of it, read on a connection of its own. What cannot be read is a problem, not an error."""
+    """Take the census of a home on a connection of its own. What cannot be read is a problem, not an error."""
     if not home.database.exists():
         told = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
         return Census([told] if told else [], [], [], [])
@@ -69,7 +69,7 @@ def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Fi
 
 
 def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """A pool may be writing the newest one of a run that works."""
+    """Find pinned or served versions without files, except an active run's newest, which a pool may be writing."""
     for version in held_versions(reader):
         run, name = rows[version.run], f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version
@@ -96,7 +96,7 @@ def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
 
 
 def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """Of runs that are over: what a run that works writes is on its way."""
+    """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
     known, versions = ever_made_by_all(reader), numbers(reader)
     for name, run in rows.items():
         if not RunState(run.state).is_over:

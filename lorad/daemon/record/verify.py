@@ -1,4 +1,4 @@
-"""Is everything that a run wrote still what it wrote? One check for each kind of thing, by the run's journal."""
+"""Check that everything that a run wrote is unchanged: one check for each kind of thing, by the run's journal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ from lorad.protocol.journal import Record, decode
 
 @dataclass(frozen=True)
 class Subject:
-    """A run as the index has it. digests: of versions; needed: versions whose files must be there; checkpoints: paths
-    of those that count; works: files may come and go meanwhile; spared: samples went for the disk budget.
+    """A run as the database has it.
+
+    digests: number of a version -> sha256 of its tensors.
+    needed: versions whose files must be there.
+    checkpoints: paths of the checkpoints that count.
+    works: the run is active, so files may come and go meanwhile.
+    spared: samples were deleted for the disk budget.
     """
 
     directory: RunDir
@@ -37,7 +42,7 @@ class Subject:
 
 
 def check_files(run: Subject) -> list[Check]:
-    """All of them, without asking any process. Reads everything, changes nothing."""
+    """Run all checks that ask no process. They read everything and change nothing."""
     lines = read_lines(run.directory.journal)
     records = [record for line in lines if (record := decode(line)) is not None]
     checks: tuple[Callable[[], Check], ...] = (
@@ -65,7 +70,7 @@ def read_lines(journal: Path) -> list[bytes]:
 
 
 def check_base(run: Subject, records: list[Record]) -> Check:
-    """The weight files are those that every attempt trained on."""
+    """Check that the weight files are those that every attempt trained on."""
     told = {r.attempt: r.data["model_sha256"] for r in records if r.kind == "attempt" and r.data.get("model_sha256")}
     if not told:
         return Check("base", "no attempt told its checksum", [])
@@ -82,7 +87,7 @@ def check_base(run: Subject, records: list[Record]) -> Check:
 
 
 def check_journal(run: Subject, lines: list[bytes]) -> Check:
-    """Each line bears its checksum, and no number is left out. A torn last line was never true."""
+    """Check that each line has its checksum and no number is left out. A torn last line does not count."""
     problems: list[str] = []
     seq = 0
     for number, line in enumerate(lines, 1):
@@ -147,7 +152,7 @@ def check_checkpoints(run: Subject, records: list[Record]) -> Check:
 
 
 def check_samples(run: Subject, records: list[Record]) -> Check:
-    """The oldest are pruned first: what is missing between those that are there was taken away."""
+    """Check the samples. The oldest are pruned first: what is missing between others was taken away."""
     facts = {record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"}
     paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
     oldest = min((age(path) for path in paths if path.exists()), default=None)

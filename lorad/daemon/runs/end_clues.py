@@ -15,8 +15,8 @@ from lorad.daemon.process.causes import KILLED_FOR_MEMORY, Clues, Diagnosis, dia
 from lorad.daemon.process.log_trim import logs_of, open_log
 from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
 
-LOG_BYTES = 1 << 16  # of each log
-LOGS = 24  # of one attempt: the process itself, servers and ranks
+LOG_BYTES = 1 << 16  # read of each log
+LOGS = 24  # logs read of one attempt: the process itself, servers and ranks
 KERNEL_RECORDS, KERNEL_SECONDS = 20_000, 0.1
 KILLED, XID = "Killed process", "NVRM: Xid"
 XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
@@ -24,7 +24,7 @@ SLACK_SECONDS = 2.0
 
 
 def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
-    """How `name` ended, why as far as that is known, and what to do about it."""
+    """Say how `name` ended, why as far as that is known, and what to do about it."""
     if forced := by_force(attempt, process):
         return forced
     found = diagnosis_of(attempt, process)
@@ -36,8 +36,7 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
 
 
 def by_force(attempt: AttemptDir, process: ProcessState) -> str:
-    """Of a process that ended through no fault of its own: the daemon killed it as it hung, or the machine went down;
-    "" of any other."""
+    """Explain a forced end: the daemon killed the process as it hung, or the machine was restarted. Otherwise ""."""
     if process.exit_code is None and process.signal in (None, signal.SIGKILL) and (why := killed_for(attempt)):
         return why
     if was_restarted(attempt):
@@ -46,13 +45,13 @@ def by_force(attempt: AttemptDir, process: ProcessState) -> str:
 
 
 def was_restarted(attempt: AttemptDir) -> bool:
-    """The machine went down under the process: nobody wrote its end, and it began in another life of the kernel."""
+    """Check whether the machine went down under the process: it began in another boot, and its end is not recorded."""
     status = read_status(attempt)
     return bool(status and status["boot_id"] and status["ended_at"] is None and status["boot_id"] != BOOT_ID)
 
 
 def diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
-    """None also for a process that went as it should."""
+    """Diagnose why a process ended; None when no cause is known, or when it ended well."""
     if process.exit_code == 0:
         return None
     status = read_status(attempt) or {}
@@ -75,7 +74,7 @@ def tail(path: Path) -> str:
 
 
 def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
-    """What the kernel logged of memory and GPUs in the life of a process; nothing where it may not be read."""
+    """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not be read."""
     now, clock = time.time(), time.monotonic()
     since, until = (when - now + clock for when in (status["started_at"], status["ended_at"] or now))
     try:
@@ -105,7 +104,7 @@ def booted_at() -> float:
 
 
 def killed_for(attempt: AttemptDir) -> str:
-    """Why the daemon killed the process, or was about to; "" when it did not."""
+    """Say why the daemon killed the process, or was about to; "" when it did not."""
     try:
         return str(json.loads(attempt.killed.read_bytes())["why"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -66,7 +66,7 @@ class Import:
     known: bool
 
     def row(self) -> RunRow:
-        """As if the run were there: what a pool is chosen by."""
+        """Make the row that the run would have: a pool is chosen by it."""
         return RunRow(
             name=self.name,
             owner_uid=self.owner_uid,
@@ -77,7 +77,7 @@ class Import:
         )
 
     def version(self) -> VersionRow:
-        """As if it were there: what a pool loads."""
+        """Make the row that the version would have: a pool loads it by that."""
         path, sha256 = str(self.files), self.sha256
         return VersionRow(run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid)
 
@@ -161,7 +161,7 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
 
 
 def is_alike(version: VersionRow, config: AdapterConfig) -> bool:
-    """Whether its files are there and mean what `config` does: a digest is of tensors only."""
+    """Check whether its files are there and mean what `config` does: a digest is of tensors only."""
     try:
         there = json.loads((Path(version.path) / CONFIG).read_bytes())
         return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)
@@ -176,7 +176,7 @@ def write_version(made: Import, adapter: Adapter) -> None:
 
 
 def next_number(ctx: Context, name: str, uid: int) -> int:
-    """One that no engine has ever seen with this name, not even of an import that was refused just now."""
+    """Choose a number that no engine has ever seen with this name, not even of an import that was refused just now."""
     prefix = f"{name}@"
     loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
     seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]
@@ -198,7 +198,7 @@ def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller,
 
 
 def enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
-    """The run, which ends as it begins: nothing is to be trained."""
+    """Create the run, which ends as it begins: nothing is trained in it."""
     with ctx.store.write():
         create(ctx, made.spec, directory, caller, warnings=[])
         told = f"imported from {made.source}"

@@ -1,4 +1,4 @@
-"""Asks a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
+"""Ask a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
 
 _Result = TypeVar("_Result")
-PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
+PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 
@@ -98,7 +98,10 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
 
 
 async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
-    """What it prints once it was asked. Raises SpecError when that is more than any check prints: it is user code."""
+    """Send the question to a check and read what it prints.
+
+    Raises SpecError when that is more than any check prints: user code runs in it.
+    """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
     process.stdin.close()
@@ -122,7 +125,7 @@ async def all_of(stream: asyncio.StreamReader) -> bytes:
 
 
 def slow(spec: Spec) -> str:
-    """What may take so long."""
+    """Guess what may take so long."""
     path = Path(spec.model.path).expanduser()
     if not spec.model.path.startswith("builtin:") and not path.exists():
         name = spec.model.path.partition("@")[0]
@@ -131,8 +134,10 @@ def slow(spec: Spec) -> str:
 
 
 async def end(process: Process) -> None:
-    """Of a guard: when nothing is left of what it started, or nothing that can be killed. A daemon that ends waits for
-    it, too: a guard that is killed itself ends nothing more."""
+    """Ask a guard to kill what it started, and wait until it has.
+
+    A daemon that ends waits too: a guard that is itself killed would leave its processes running.
+    """
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -38,7 +38,11 @@ VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
 
 
 class Staged(NamedTuple):
-    """A reference on its way into a run's directory. root: a directory of its own; model: see `refuse_other_model`."""
+    """A reference on its way into a run's directory.
+
+    root: a directory of its own.
+    model: see `refuse_other_model`.
+    """
 
     reference: Reference
     root: Path
@@ -50,10 +54,11 @@ class Staged(NamedTuple):
 
 
 class Begins(NamedTuple):
-    """What a fork begins with. parent: the run that it comes from.
+    """What a fork begins with.
 
-    inherited: the parent's reference, where the fork goes by the name in the parent's spec. The parent's copy is taken:
-    the name may mean nothing any more.
+    parent: the run that it comes from.
+    inherited: the parent's reference, where the fork uses the name in the parent's spec. The parent's copy is taken, as
+        the name may mean nothing any more.
     """
 
     directory: Path
@@ -79,7 +84,7 @@ async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begin
 
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
-    """`start` where the run starts from an adapter, unless it is said."""
+    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else `base`."""
     starts = is_fork or spec.lora.adapter_path is not None
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:
@@ -89,7 +94,7 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
 
 
 def found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
-    """The directory that `start` or a path means."""
+    """Find the directory that `start` or a path means."""
     path = spec.lora.adapter_path if wanted == "start" else wanted
     return Path(cwd) / expanded(str(path), ctx.user(caller.uid))
 
@@ -111,7 +116,7 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
 
 
 async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
-    """As the user of `uid`. Raises SpecError for what is no adapter."""
+    """Read an adapter as the user of `uid`. Raises SpecError for a directory that holds no adapter."""
     key = "lora.adapter_path" if wanted == "start" else KEY
     try:
         return await on_behalf(ctx, uid, read_peft, directory)
@@ -123,8 +128,9 @@ async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
 
 
 async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
-    """In a directory of the user's. told: with the sha256 that the tensors must have, where that is known. Raises
-    IntegrityError, StorageError.
+    """Write a reference into a directory of the user's. Raises IntegrityError, StorageError.
+
+    told: the reference, with the sha256 that its tensors must have where that is known.
     """
     sha256 = await asyncio.to_thread(adapter.digest)
     if told.sha256 not in ("", sha256):
@@ -167,9 +173,9 @@ def refuse_other_model(made: Staged | None, model_path: str) -> None:
 
 
 def settle(made: Staged | None, directory: Path) -> None:
-    """The copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
+    """Move the copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
     own = RunDir(directory).reference
-    discard(own)  # of one that never came to be
+    discard(own)  # left by a run that was never made
     if made is None:
         return
     try:
@@ -180,6 +186,6 @@ def settle(made: Staged | None, directory: Path) -> None:
 
 
 def clear(made: Staged | None) -> None:
-    """Nothing is left of what was staged, whether it was settled or not."""
+    """Remove what was staged, whether it was settled or not."""
     if made is not None:
         discard(made.root)

@@ -1,11 +1,12 @@
-"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep go on, the others stop.
+"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep continue, the others stop.
 
-A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then go
-on. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at all.
+A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then
+continue. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at
+all.
 
 What was sampled before the first update says nothing about a run, so that no rung is before it and no such reward
-counts. Of ETA runs one goes on, and with it whoever has exactly the same score as the last one that does: none of equal
-runs is stopped by its name. (ASHA, Li et al., 2020, keeps by a threshold, too.)
+counts. Of ETA runs one continues, and so does every run with exactly the same score as the last one that does: a name
+never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ METRICS = ("eval", "reward")
 
 
 class Wish(Struct, frozen=True):
-    """How to halve; None: to be chosen."""
+    """How a user wants a sweep halved; None is chosen by lorad."""
 
     eta: float | None = None
     rungs: list[int] | None = None
@@ -42,7 +43,10 @@ class Wish(Struct, frozen=True):
 
 
 class Point(NamedTuple):
-    """A run at a rung. score: None where there is none, as of one that failed."""
+    """A run at a rung.
+
+    score: None where there is none, as for a run that failed.
+    """
 
     run: RunRow
     score: float | None
@@ -77,7 +81,7 @@ def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
 
 
 def first_telling(spec: Spec) -> int:
-    """The first step whose samples may come from an updated version."""
+    """Find the first step whose samples may come from an updated version."""
     return 2 + spec.rollout.max_staleness
 
 
@@ -93,7 +97,7 @@ def halve(ctx: Context) -> None:
 
 
 def decide(ctx: Context, sweep: SweepRow) -> None:
-    """The next rung of a sweep, unless some run has yet to reach it."""
+    """Decide the next rung of a sweep, unless some run has yet to reach it."""
     if (halving := sweep.halving) is None:
         return
     metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
@@ -109,14 +113,14 @@ def decide(ctx: Context, sweep: SweepRow) -> None:
 
 
 def racing(ctx: Context, sweep: SweepRow) -> list[str]:
-    """The runs that the last rung kept."""
+    """List the runs that the last rung kept."""
     if sweep.rungs:
         return sweep.rungs[-1].kept
     return sweeps.members(ctx.store, sweep.sweep)
 
 
 def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
-    """Everything that it will say about its steps up to `step` is known."""
+    """Check whether everything that the run will report about its steps up to `step` is known."""
     if run.state == RunState.ENDED or run.step > step:
         return True
     if run.step < step:
@@ -137,7 +141,7 @@ def rank(point: Point) -> tuple[bool, bool, float]:
 
 
 def with_ties(ranked: list[Point], most: int) -> list[Point]:
-    """The first `most`, and those after them with the score of the last of these."""
+    """Take the first `most`, and those after them with the score of the last of these."""
     return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
 
 
@@ -175,7 +179,7 @@ def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: 
 
 
 def end(ctx: Context, run: RunRow, why: str) -> None:
-    """As `lorad stop`, with the reason in words; `settle` of the daemon adds what the driver says."""
+    """End a run as `lorad stop` does, with `why` as the detail; `settle` adds what the driver says."""
     if run.state in (RunState.QUEUED, RunState.PAUSED):
         ctx.move(run.name, Move.END, reason=EndReason.STOPPED, detail=why)
         return

@@ -1,4 +1,4 @@
-"""Journals are taken in as long as they are to be believed: that of another user's run is whatever that user wrote."""
+"""Ingest journals as far as they can be trusted: another user's journal contains whatever that user wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
-MOST_CUTS = 3  # of one attempt; a machine that crashed or a full disk cuts a record, once
+MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts a record, once
 
 
 def take_in(ctx: Context, run: RunRow) -> Taken:
@@ -34,7 +34,7 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
 
 
 def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
-    """A run that cannot be believed any more is killed: it would work on unseen. `settle` then says why."""
+    """Ingest a run's journal; kill the run if that cannot be trusted: it would run on unseen. `settle` says why."""
     try:
         return take_in(ctx, run).new
     except IntegrityError as error:
@@ -48,7 +48,10 @@ def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
 
 
 def is_told(ctx: Context, run: RunRow) -> bool:
-    """Whether all is taken in that the journal had when the driver was first seen to be gone; others may write on."""
+    """Check whether all is ingested that the journal had when the driver was first seen to be gone.
+
+    Other processes may still write to it.
+    """
     size = ctx.last_words.setdefault(run.name, size_of(run_dir(run).journal))
     taken = take_in(ctx, run)
     return not taken.more or taken.offset >= size

@@ -1,4 +1,4 @@
-"""Requests that use a pool and are no runs: a pool is found or started for them, and their version loaded there."""
+"""Requests that use a pool and are no runs: find or start a pool for them, and load their version there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.1
 
 @contextlib.asynccontextmanager
 async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
-    """The pool of a run's base, up and answering, which stays so meanwhile. Raises Conflict (no device), PoolLost."""
+    """Hold the pool of a run's base, up and answering, within the block. Raises Conflict (no device), PoolLost."""
     pool = await admitted(ctx, run)
     pool.guests += 1
     try:
@@ -42,7 +42,7 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
 
 
 async def admitted(ctx: Context, run: RunRow) -> Pool:
-    """`pool_for`, when the idle pools that are in its way have stopped."""
+    """Get a pool with `pool_for`, waiting until the idle pools that are in its way have stopped."""
     deadline = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
     while True:
         try:
@@ -55,7 +55,7 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
 
 
 def pool_for(ctx: Context, run: RunRow) -> Pool:
-    """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
+    """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well."""
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
         if pool.process.is_up and pool.stop_asked is None and fits(ctx, run, pool):
@@ -70,8 +70,10 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
 
 
 def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
-    """Whether the pool can serve versions of the run: with any number of threads, deterministic or not. False when none
-    can: its files are gone, or its backend or its GPUs."""
+    """Check whether the pool can serve versions of the run: the number of threads and determinism do not matter.
+
+    False when no pool can: the run's files are gone, or its backend or its GPUs.
+    """
     try:
         setups = [setup for setup, _ in setups_of(ctx, run).values()]
     except (OSError, msgspec.MsgspecError, LoradError):
@@ -81,7 +83,7 @@ def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
 
 
 async def ready(ctx: Context, pool: Pool) -> None:
-    """Until it has answered once. Raises PoolLost when it ends before, or takes too long."""
+    """Wait until the pool has answered once. Raises PoolLost when it ends before, or takes too long."""
     deadline = time.monotonic() + ctx.patience.pool_ready
     while pool.status is None:
         look_at_process(ctx, pool)
@@ -93,7 +95,10 @@ async def ready(ctx: Context, pool: Pool) -> None:
 
 
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
-    """Its verdict. Raises Conflict (its files are gone), and what the pool refuses; AttestationFailed among that."""
+    """Load a version and attest it.
+
+    Raises Conflict (its files are gone) and what the pool raises, such as AttestationFailed.
+    """
     await await_bytes(ctx, version)
     attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
     await ask_status(ctx, pool)  # so that what is loaded is known
@@ -103,12 +108,12 @@ async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = Fa
 
 
 def call_load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool) -> Attestation:
-    """Runs in a thread."""
+    """Load a version and attest it. Runs in a thread."""
     return _attested(ctx, pool, "load_version", load_of(version, keep=keep))
 
 
 def call_attest_again(ctx: Context, pool: Pool, version: VersionRow) -> Attestation:
-    """Of a version that is loaded. Runs in a thread."""
+    """Attest a version that is loaded. Runs in a thread."""
     return _attested(ctx, pool, "attest_again", load_of(version))
 
 
@@ -124,7 +129,7 @@ def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
 
 @contextlib.contextmanager
 def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
-    """A daemon that ends aborts it."""
+    """Let a daemon that ends abort the connection, within the block."""
     ctx.waiting.add(connection)
     try:
         yield
@@ -133,7 +138,7 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
 
 
 async def is_chat(ctx: Context, run: RunRow) -> bool:
-    """Whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
+    """Check whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
     data = spec_of(run).data
     learned = data.train not in TASKS or run.reason == EndReason.IMPORTED
     if data.chat_template != "auto" or not learned:

@@ -1,7 +1,7 @@
 """Which gateways there are, from the first alias, pin or served base on.
 
-Of one user: one. Of a shared daemon: a front, which is the daemon's and opens nothing of users; behind it one for each
-owner of what is served, which is that user's process and goes by their files.
+A daemon of one user has one gateway. A shared daemon has a front, which is the daemon's and opens no files of users;
+behind it each owner of what is served has a gateway, which runs as that user and reads their files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNWANTED_SECONDS = 600.0  # after which the gateway of an owner ends who has not
 
 
 def keep_gateways(ctx: Context) -> None:
-    """All of them, as far as they are wanted. What is wrong with that of one owner holds up no other."""
+    """Keep every gateway that is wanted up. Trouble with that of one owner affects no other."""
 
     def keep_public(ctx: Context) -> None:
         keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
@@ -48,14 +48,17 @@ def is_wanted(ctx: Context) -> bool:
 
 
 def owners_wanted(ctx: Context) -> set[int]:
-    """Those who have something to serve, and those for whose versions somebody asked of late."""
+    """List the owners who have something to serve, or whose versions were asked for recently."""
     recent = time.monotonic() - UNWANTED_SECONDS
     asked = {uid for uid, at in ctx.gateways_asked.items() if at > recent}
     return asked | owners_served(ctx.store)
 
 
 def owners_known(ctx: Context) -> set[int]:
-    """Those who have, or had, a gateway. A new daemon does not know who was asked for; what is up stays a while."""
+    """List the owners who have, or had, a gateway.
+
+    A new daemon does not know whose versions were asked for: a gateway that is up stays for a while.
+    """
     owners = ctx.home.gateway / "owners"
     there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
     for uid in there - ctx.gateways_asked.keys():
@@ -74,7 +77,7 @@ def want_gateway_of(ctx: Context, uid: int) -> None:
 
 
 def public_gateway(ctx: Context) -> Gateway:
-    """The one that everybody asks."""
+    """Describe the gateway that every client asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
     arguments, for_all = [str(ctx.home.root)], is_for_all(ctx)
     if ctx.system:
@@ -85,7 +88,7 @@ def public_gateway(ctx: Context) -> Gateway:
 
 
 def gateway_of(ctx: Context, uid: int) -> Gateway:
-    """Of an owner, of a shared daemon."""
+    """Describe the gateway of one owner, in a shared daemon."""
     root, socket, user = ctx.home.gateway_of(uid), ctx.home.gateway_socket_of(uid), ctx.user(uid)
     title = f"gateway of {user.name if user else uid}"
     return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
@@ -97,14 +100,14 @@ def is_for_all(ctx: Context) -> bool:
 
 
 def gateways(ctx: Context) -> Iterator[Gateway]:
-    """All that there may be."""
+    """Yield every gateway that there may be."""
     yield public_gateway(ctx)
     if ctx.system:
         yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
 
 
 def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
-    """The newest life of each."""
+    """Yield the newest life of each gateway."""
     for gateway in gateways(ctx):
         yield from gateway.lives[-1:]
 
@@ -116,19 +119,19 @@ def stop_gateway(ctx: Context) -> bool:
 
 
 def gateway_socket(ctx: Context) -> str | None:
-    """Where the gateway answers now."""
+    """Find the socket on which the gateway answers now; None while it does not."""
     gateway = public_gateway(ctx)
     return str(gateway.socket) if is_up(ctx, gateway) else None
 
 
 def base_url(ctx: Context) -> str | None:
-    """Where the gateway listens on TCP, for clients that take a base URL; None where it does not."""
+    """Make the base URL of the gateway's TCP port, for clients that take one; None where it has no port."""
     port = ctx.config.gateway.port
     return f"http://127.0.0.1:{port}/v1" if port else None
 
 
 async def gateway_up(ctx: Context) -> None:
-    """Until it answers, or for as long as that should take."""
+    """Wait until the gateway answers, or for as long as that should take."""
     deadline = time.monotonic() + UP_SECONDS
     ctx.waker.poke()
     while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (sockets are polled)

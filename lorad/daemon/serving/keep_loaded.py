@@ -1,4 +1,4 @@
-"""Pools keep what is pinned and aliased: each pool that is up has those versions of its base, and no others, kept."""
+"""Keep what is pinned and aliased loaded: each pool that is up keeps those versions of its base, and no others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hold_in(ctx: Context, pool: Pool) -> None:
 
 
 def difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
-    """What is to be loaded, the first first, as far as there is room, and what is to be let go."""
+    """List the versions to load, most important first, as far as there is room, and the names of those to unload."""
     kept = set(pool.status.kept if pool.status else [])
     held = held_versions(ctx.store)
     spare = sorted(kept - {name_of(row) for row in held} - set(ctx.in_hand))
@@ -58,7 +58,7 @@ def is_due(pool: Pool, name: str) -> bool:
 
 
 def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
-    """Those that fit beside the pool's runs; about the others a warning is told."""
+    """Select the versions that fit beside the pool's runs, and warn about the others."""
     if not lacking or pool.status is None:
         return []
     room, fitting = room_in(ctx, pool), []
@@ -75,7 +75,10 @@ def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[Versi
 
 
 async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
-    """What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere."""
+    """Unload and load versions in a pool.
+
+    What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere.
+    """
     try:
         if spare:
             await in_thread(ctx, pool.setup.owner, let_go, ctx, pool, spare)
@@ -91,21 +94,21 @@ async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: lis
                     refuse(ctx, pool, row, error.message)
         await ask_status(ctx, pool)
     except (LoradError, OSError):
-        pass  # it ended
+        pass  # the pool ended
     finally:
         pool.is_holding = False
         ctx.waker.poke()
 
 
 def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
-    """Runs in a thread."""
+    """Let the pool unload versions. Runs in a thread."""
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         for name in names:
             connection.call("let_go", LetGo(name))
 
 
 def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
-    """Not to be tried for a while."""
+    """Pause attempts to load a version into the pool, longer each time, and warn its run."""
     name = name_of(row)
     times = pool.refusals[name].times + 1 if name in pool.refusals else 1
     pool.refusals[name] = Refusal(times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE))
@@ -113,7 +116,7 @@ def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
 
 
 def tell(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
-    """The run hears of it once."""
+    """Warn the run once."""
     name = name_of(row)
     held = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
     message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"

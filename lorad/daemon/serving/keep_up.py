@@ -1,4 +1,4 @@
-"""Bases that are to be served: a pool of theirs is up whenever devices are free for it, and is not put away."""
+"""Keep a pool up for each base that is served, whenever devices are free for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def keep_serving(ctx: Context) -> None:
 
 
 def pool_of(ctx: Context, run: RunRow) -> Pool | None:
-    """The pool that it was served in last, if that is up; a long life lets later deaths begin with a short pause."""
+    """Find the pool that served the run last, if it is up. Once it is ready, its next death has a short pause."""
     pool = ctx.pools.get(run.pool or "")
     if pool is None:
         return None
@@ -51,7 +51,7 @@ def pool_of(ctx: Context, run: RunRow) -> Pool | None:
 
 
 def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
-    """A pool that is being started, or why there is none now."""
+    """Start a pool, or say why there is none now."""
     pause, not_before = ctx.pauses.get(run.name, (0.0, 0.0))
     if time.monotonic() < not_before:
         return None, run.waiting or "its pool is started again soon"
@@ -66,7 +66,7 @@ def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
 
 
 def tell(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
-    """In the run's row, and as an event when it changed."""
+    """Write into the run's row what serving it waits for, with an event when that changed."""
     if waiting == run.waiting:
         return
     with ctx.store.write():
@@ -76,7 +76,7 @@ def tell(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
 
 
 def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
-    """From now on `pool`, or one like it, is kept up for these runs."""
+    """Keep `pool`, or one like it, up for these runs."""
     for name in names:
         run = runs.get(ctx.store, name)
         pool.serves.add(name)

@@ -3,7 +3,7 @@
 {aliases: {alias: "run@12"}, versions: {"run@12": {run, version, sha256, path, created_at, owner_uid, model_path,
 socket}}}: all versions that are pinned or aliased. socket: of a pool that is up and can serve it, or null.
 
-Of a shared daemon that is what its front goes by; beside it each owner's gateway has a table of what is theirs:
+In a shared daemon the front uses this table; each owner's gateway has a table of that owner's versions:
 `gateway/owners/UID/table.json`, which that user may read, in a directory of the daemon's.
 """
 
@@ -35,7 +35,7 @@ def keep_table(ctx: Context) -> None:
 
 
 def write_table(ctx: Context) -> None:
-    """On disk when this returns. Raises StorageError; it is tried again then."""
+    """Write the gateways' table to disk. Raises StorageError; the next pass tries again."""
     served = ctx.served
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
@@ -45,7 +45,7 @@ def write_table(ctx: Context) -> None:
                 tell_owner(ctx, uid, told)
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
-        where = error.filename2 or error.filename or ctx.home.gateway  # of a rename, its target
+        where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
         raise StorageError(f"{where}: {error.strerror}", hint="The gateway goes by its old table till then.") from error
     ctx.table = served
 
@@ -64,7 +64,7 @@ def table(ctx: Context) -> dict[str, Any]:
 
 
 def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> dict[str, Any]:
-    """Of versions of one run; none when the run's files cannot be read."""
+    """Make the table's entries for versions of one run; none when the run's files cannot be read."""
     try:
         about = {"model_path": request_of(run).model_path, "owner_uid": run.owner_uid, "socket": socket_of(ctx, run)}
     except (OSError, msgspec.MsgspecError, LoradError):
@@ -79,7 +79,7 @@ def socket_of(ctx: Context, run: RunRow) -> str | None:
 
 
 def tell_owner(ctx: Context, uid: int, told: dict[str, Any]) -> None:
-    """What of the table is theirs, unless they know. Raises OSError."""
+    """Write an owner's part of the table to their gateway, unless it has it. Raises OSError."""
     versions = {name: about for name, about in told["versions"].items() if about["owner_uid"] == uid}
     names = {alias: name for alias, name in told["aliases"].items() if name in versions}
     data = msgspec.json.encode({"aliases": names, "versions": versions})

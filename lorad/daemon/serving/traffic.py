@@ -1,7 +1,7 @@
-"""What gateways say about requests for aliases, from the small files that they write: see `lorad/protocol/traffic.py`.
+"""What gateways report about requests for aliases, in small files: see `lorad/protocol/traffic.py`.
 
-Of a shared daemon the file of an owner's gateway is that user's: it is read as them, and believed of aliases of their
-versions only. Whatever is wrong with a file, there are no figures, and nobody waits for it.
+In a shared daemon the file of an owner's gateway belongs to that user: it is read as that user, and believed only about
+aliases of that user's versions. If anything is wrong with a file, there are no figures, and no request waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Names = dict[str, Figures]
 
 
 async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
-    """By alias, of rows that have an alias and its run; None: no gateway tells."""
+    """Collect the figures of each alias; None where no gateway reports any."""
     by_run = runs.owners_of_aliased(ctx.store) if ctx.system else {}
     of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
     uids = sorted({*of.values()})
@@ -42,7 +42,7 @@ def figures(names: Names | None, alias: str) -> Figures | None:
 
 
 async def told_by(ctx: Context, uid: int) -> Names | None:
-    """By a gateway that is up."""
+    """Read the figures that the owner's gateway wrote; None while it is not up."""
     if ctx.system and uid == NOBODY:
         return None
     gateway = gateway_of(ctx, uid) if ctx.system else public_gateway(ctx)

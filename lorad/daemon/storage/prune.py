@@ -1,4 +1,4 @@
-"""Only the daemon deletes: checkpoints and version files that nothing can ask for, and leftovers of dead writers."""
+"""Delete checkpoints and version files that nothing can ask for, and leftovers of dead writers. Only the daemon may."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users
 SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
 VERSION = re.compile(r"[0-9]{1,12}")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
-LISTED = 32768  # names of a directory that are looked at: whoever puts more there keeps them
-AT_ONCE = 256  # that go after one checkpoint; the rest goes after the next
+LISTED = 32768  # names of a directory that are looked at; more than that stay
+AT_ONCE = 256  # files deleted after one checkpoint; the rest follows after the next
 
 
 class Doomed(NamedTuple):
@@ -77,12 +77,12 @@ def prune_again(ctx: Context) -> None:
 
 
 def has_silent_pool(ctx: Context, run: RunRow) -> bool:
-    """One that has yet to answer a new daemon may have loaded any version of the run."""
+    """Check for a pool that has not answered this daemon yet: it may have loaded any version of the run."""
     return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
 
 
 async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
-    """Of one who has too much under way, they go later, as leftovers."""
+    """Discard files as their owner. If the user has too many requests in flight, they go later, as leftovers."""
     with contextlib.suppress(Conflict):
         await in_thread(ctx, uid, discard_all, paths)
 
@@ -102,7 +102,7 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
 
 
 def begun_at(ctx: Context, run: RunRow) -> float:
-    """What the attempt of a run that works began to write since then, it may still be writing."""
+    """Find since when an attempt may have begun files that it still writes; now, where no attempt is running."""
     if run.state != RunState.RUNNING:
         return time.time()
     return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
@@ -141,8 +141,10 @@ def old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> li
 
 
 def is_free(ctx: Context, run: RunRow, number: int) -> bool:
-    """Nobody has pinned, aliased, loaded or in hand the version, and no alias would go back to it; one without a row
-    yet is on its way."""
+    """Check that a version is not pinned, aliased, loaded or in use, and that no alias would roll back to it.
+
+    A version without a row is not free: it may not be ingested yet.
+    """
     if has_silent_pool(ctx, run):
         return False
     try:
@@ -168,8 +170,10 @@ def age(samples: Path) -> tuple[int, int]:
 
 
 def delete(ctx: Context, item: Doomed) -> Path | None:
-    """Nobody finds it after this; what is to be discarded yet, if anything is. What its owner keeps from being deleted
-    stays, and holds up nothing else."""
+    """Delete an item, so that nothing finds it. Returns the path that is left to discard, if any.
+
+    What its owner keeps from being deleted stays, and holds up nothing else.
+    """
     log.info("deleting %s: %s", item.path, item.why)
     try:
         return _delete(ctx, item)
@@ -192,7 +196,7 @@ def _delete(ctx: Context, item: Doomed) -> Path | None:
 
 
 def moved_away(path: Path) -> Path:
-    """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
+    """Rename a directory before it is deleted, so that no reader sees half of it."""
     gone = path.with_name(f"{TEMPORARY}{path.name}-deleted-{time.time_ns()}")
     path.rename(gone)
     return gone
@@ -238,7 +242,7 @@ def listed(parent: Path) -> list[Path]:
 
 
 def names_in(parent: Path) -> list[str]:
-    """In order, at most LISTED: the directory may be another user's. None where it cannot be read."""
+    """List the names in a directory in order, at most LISTED: it may be another user's. [] where it cannot be read."""
     try:
         with os.scandir(parent) as entries:
             return sorted(entry.name for entry in islice(entries, LISTED))

@@ -30,7 +30,7 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Collected:
-    """By the rules of each run's `checkpoint` section; what was pinned, aliased or loaded meanwhile stays."""
+    """Delete what each run's `checkpoint` section allows, except what was pinned, aliased or loaded meanwhile."""
     body = call.json(Body)
     await refresh(ctx)
     sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
@@ -43,7 +43,7 @@ async def handle(ctx: Context, call: Call) -> Collected:
 
 
 def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
-    """Versions that stay although nothing serves them: an alias of the caller's would go back to them."""
+    """List the versions that stay although nothing serves them: an alias of the caller's would roll back to them."""
     before = rollbacks(ctx.store)
     return [
         KeptVersion(row.alias, "{}@{}".format(*before[row.alias]))
@@ -53,7 +53,7 @@ def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:
-    """Of the caller's runs; of all, of pools and of what is gone, for an admin."""
+    """List what can be deleted of the caller's runs; an admin gets all runs, pools and what removed runs left."""
 
     def mine(run: RunRow) -> bool:
         return owns(ctx, caller, run.owner_uid)
@@ -67,7 +67,7 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
 
 
 async def deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
-    """What was deleted: all but what somebody asked for while the rest was looked at."""
+    """Delete the items, except what was asked for since they were found. Returns what was deleted."""
     done, gone = list[Doomed](), list[Path]()
     for run, group in groupby(items, key=lambda item: item.run):
         for item in still(ctx, run, group):

@@ -70,7 +70,7 @@ async def handle(ctx: Context, call: Call) -> Generated:
 
 
 def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[Completion]:
-    """The completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
+    """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
     wish, user = body.sampling, ctx.user(pool.setup.owner)
     process = None if user is None else (user.command([], Path("/")), user.environment)
     with as_user(user):
@@ -118,7 +118,7 @@ def check_length(prompt: int, new: int, model: Path) -> None:
 
 
 def tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
-    """As the run's own prompts were."""
+    """Tokenize a prompt in the way that the run tokenizes its own prompts."""
     if chat is None:
         return tokenizer.encode(text, special=True)
     messages = with_system(chat, [{"role": "user", "content": text}])

@@ -1,4 +1,4 @@
-"""What the daemon and the gateways print, by byte offset."""
+"""Read what the daemon and the gateways print, by byte offset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lorad.errors import SpecError
 
 
 async def handle(ctx: Context, call: Call) -> LogPart:
-    """Raises SpecError; NotAllowed for the daemon's own log, which tells of all users."""
+    """Read a part of the log. Raises SpecError; NotAllowed for the daemon's own log, which mentions all users."""
     path = log_of(ctx, call, call.text("of") or "daemon")
     return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", MOST))
 

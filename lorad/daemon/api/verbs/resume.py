@@ -34,7 +34,10 @@ ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the ada
 
 
 class Body(Struct):
-    """overrides: keys of the spec, from this attempt on."""
+    """The body of a request to resume.
+
+    overrides: keys of the spec that change from this attempt on.
+    """
 
     step: int | None = None
     steps: Positive | None = None
@@ -91,7 +94,7 @@ def refuse_live_or_imported(run: RunRow) -> None:
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """The spec of the next attempt. Raises SpecError for what defines the adapter, or what it learns from."""
+    """Make the spec of the next attempt. Raises SpecError for overrides of what defines the adapter or its data."""
     for text in overrides:
         key = overridden(text)
         section = key.partition(".")[0]
@@ -105,9 +108,9 @@ def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
 
 
 def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
-    """`spec` with the lora.type that a checkpoint of `trained` has on Megatron: only there linears come to share an A.
+    """Give `spec` the lora.type of a checkpoint of `trained` that was made on Megatron: only there linears share an A.
 
-    Raises SpecError when an override asks for shared ones, and they are not.
+    Raises SpecError when an override asks for shared ones, and the checkpoint has none.
     """
     shared = trained is not None and trained.trainer.backend == "megatron" and trained.lora.type == "lora"
     if shared or spec.trainer.backend != "megatron" or spec.lora.type == "canonical_lora":
@@ -122,8 +125,9 @@ def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
 
 
 def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
-    """With the horizon that linear or cosine had: another number of steps does not stretch it, so that the rate does
-    not jump. Who wants that says trainer.schedule_steps.
+    """Keep the horizon that a linear or cosine schedule had, unless `trainer.schedule_steps` sets another.
+
+    More steps then do not stretch the schedule, so that the learning rate does not jump.
     """
     trainer = spec.trainer
     is_kept = trainer.schedule != "constant" and trainer.schedule == before.trainer.schedule
@@ -147,7 +151,7 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
 
 
 def total(body: Body, run: RunRow, before: Spec) -> int:
-    """The steps that the run is to make in all: as asked for now, else as before. Raises SpecError for two numbers."""
+    """Choose how many steps the run makes in all: the number asked for, else as before. Raises SpecError for two."""
     asked = asked_steps(before, body.overrides)
     if body.steps and asked and body.steps != asked:
         raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
@@ -155,14 +159,14 @@ def total(body: Body, run: RunRow, before: Spec) -> int:
 
 
 def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
-    """What the overrides set trainer.steps to, be it what it was; None when they leave it."""
+    """Find what the overrides set trainer.steps to, even if that is no change; None when they do not set it."""
     other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
     steps = override(before, overrides).trainer.steps
     return steps if override(other, overrides).trainer.steps == steps else None
 
 
 async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
-    """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
+    """Make the request of the run with another spec, after the preflight of a new run. Raises SpecError."""
     request = request_of(run)
     reference = None if request.reference is None else run_dir(run).reference
     wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))
@@ -189,7 +193,7 @@ def keep(ctx: Context, run: RunRow, request: Request) -> None:
 
 
 def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
-    """The newest checkpoint, or the newest at `step`; None: from the start, as there is none."""
+    """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the start."""
     at_step = [row for row in present if step is None or row.step == step]
     if at_step or step is None:
         return at_step[-1] if at_step else None

@@ -27,7 +27,10 @@ from lorad.store.versions import get_version
 
 
 class Body(Struct):
-    """rollback: instead of a version, the one that the alias served before the present one."""
+    """The body of a request to move an alias.
+
+    rollback: take the version that the alias served before the present one, instead of `version`.
+    """
 
     version: str | None = None
     rollback: bool = False
@@ -66,7 +69,7 @@ async def handle(ctx: Context, call: Call) -> Swapped:
 
 
 def wanted(ctx: Context, alias: str, body: Body) -> VersionRow:
-    """The version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
+    """Find the version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
     if body.rollback == (body.version is not None):
         hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
         raise SpecError("give a version, or ask for a rollback", hint=hint)
@@ -89,7 +92,7 @@ def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
 
 
 async def prepare(ctx: Context, version: VersionRow) -> Attestation:
-    """Its files are whole, and the pool of its base serves it from now on."""
+    """Verify the version's files and load it into a pool of its base."""
     await await_files(ctx, version)
     run = runs.get(ctx.store, version.run)
     await on_behalf(ctx, run.owner_uid, check_files, version)
@@ -112,7 +115,7 @@ def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasR
 
 
 def tell_gateway(ctx: Context, alias: str) -> None:
-    """What begins from now on is served by the new version; the one before is let go by `serving/keep_loaded.py`."""
+    """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one before."""
     ctx.served += 1
     ctx.waker.poke()
     try:

@@ -36,7 +36,7 @@ UNSEEN = ("lr", "schedule", "schedule_steps", "warmup_steps", "min_lr", "steps",
 
 
 class Body(Struct):
-    """As of a run; halving: None without."""
+    """The body of a request for a sweep: a run's fields, with `halving` for one that stops its worse runs."""
 
     spec: str
     source: str
@@ -47,7 +47,7 @@ class Body(Struct):
 
 
 class Point(NamedTuple):
-    """One run to be."""
+    """One run that the sweep will make."""
 
     spec: Spec
     overrides: list[str]
@@ -88,7 +88,7 @@ async def handle(ctx: Context, call: Call) -> StartedSweep:
 
 
 def named(fresh: str, user: User | None, body: Body, overrides: list[list[str]]) -> tuple[str, list[Point]]:
-    """The sweep's name, and its points with theirs: `lr-1`, `lr-2`, …, with zeros before where there are ten."""
+    """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
     name = body.name or loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
@@ -112,7 +112,7 @@ def refuse(ctx: Context, name: str, points: list[Point]) -> None:
 async def looked_at(
     ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
 ) -> list[SpecFacts]:
-    """What the preflight finds for each point; one is enough for points that need the same. Raises what it raised."""
+    """Run the preflight for each point, once for all points that need the same. Raises what the preflight raises."""
     found: dict[tuple[bytes, ...], SpecFacts] = {}
     facts = []
     for point, reference in zip(points, references, strict=True):
@@ -128,7 +128,7 @@ async def looked_at(
 
 @contextlib.contextmanager
 def blaming(point: Point) -> Iterator[None]:
-    """What is raised begins with the point."""
+    """Name the point in what is raised within the block."""
     try:
         yield
     except LoradError as error:
@@ -137,7 +137,7 @@ def blaming(point: Point) -> Iterator[None]:
 
 
 def need(spec: Spec) -> bytes:
-    """What a preflight looks at: all but what only the run itself goes by."""
+    """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
     usual, kl = {key: getattr(Trainer(), key) for key in UNSEEN}, spec.algorithm.kl
     return to_json(
         replace(
@@ -164,7 +164,7 @@ def placed(ctx: Context, body: Body, point: Point, facts: SpecFacts, reference: 
 
 
 def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
-    """A warning when the points do not all fit into one pool: each kind of pool loads a base of its own."""
+    """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
     kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
         return []
