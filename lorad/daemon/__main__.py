@@ -1,7 +1,11 @@
 """`python -m lorad.daemon`: the daemon of `LORAD_HOME`, in the foreground. Exit codes are those of `lorad.errors`.
 
-`--system`: for all users of this machine. Without being a daemon, as JSON: `--check` says how the database of the home
-is, `--repair` builds it anew, `--orphans` tells of processes that outlived their attempt, `--end-orphans` ends them.
+`--system` serves all users of this machine. Other options print JSON and start no daemon:
+
+--check: report the state of the home's database.
+--repair: rebuild the database.
+--orphans: list the processes that outlived their attempt.
+--end-orphans: end them.
 """
 
 from __future__ import annotations

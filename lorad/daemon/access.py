@@ -1,8 +1,9 @@
-"""Who may do what: each route says how close the caller must be to what it is about.
+"""Decide who may do what: each route names the access that the caller must have to its subject.
 
-A daemon of one user lets nobody else in, and whoever is in may do everything. In a shared one (`--system`) the owner of
-a run, and with it of its versions, acts on it; an alias belongs to who made it, a pool to the owner of its runs; others
-read (`sharing.read: all`) or do not; admins do everything: root, the daemon's own user and `sharing.admins`.
+A daemon of one user lets nobody else in, and its user may do everything. In a shared one (`--system`) the owner of a
+run acts on the run and its versions; an alias belongs to the user who made it, a pool to the owner of its runs. Other
+users may read where `sharing.read` is `all`. Admins may do everything: root, the daemon's own user and
+`sharing.admins`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ RowOfRun = TypeVar("RowOfRun", bound=OfRun)
 
 
 class Access(StrEnum):
-    """any: everybody who may connect; read: who may see the run, version or alias; own: its owner and admins."""
+    """How close the caller must be to the subject.
+
+    any: everybody who may connect.
+    read: a user who may see the run, version or alias.
+    own: its owner and admins.
+    """
 
     ANY = "any"
     READ = "read"
@@ -64,7 +70,7 @@ def of_run(run: RunRow) -> Subject:
 
 
 def of_alias(ctx: Context, alias: AliasRow) -> Subject:
-    """One that was made when there were no owners belongs to that of the run that it serves."""
+    """Name an alias and its owner: one that was made before aliases had owners belongs to the owner of its run."""
     owner = alias.owner_uid
     return Subject(f"alias {alias.alias}", runs.get(ctx.store, alias.run).owner_uid if owner < 0 else owner)
 
@@ -114,8 +120,10 @@ def seen(ctx: Context, caller: Caller, rows: Iterable[OwnedRow]) -> list[OwnedRo
 
 
 def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[RowOfRun]:
-    """Of rows that have a run (versions, aliases, events), those of runs that the caller may see; a run that is gone
-    is nobody's."""
+    """Keep the rows (versions, aliases, events) whose run the caller may see.
+
+    Rows of a removed run have no owner: only callers who see everything get them.
+    """
     if sees_all(ctx, caller):
         return list(rows)
     mine = {*runs.names(ctx.store, owner_uid=caller.uid)}
@@ -123,7 +131,7 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
 
 
 def seen_aliases(ctx: Context, caller: Caller) -> list[AliasRow]:
-    """One's own, and those of runs that the caller may see."""
+    """List the caller's own aliases, and those of runs that the caller may see."""
     rows = aliases.aliases(ctx.store)
     by_run = {row.alias for row in seen_by_run(ctx, caller, rows)}
     return [row for row in rows if row.alias in by_run or row.owner_uid == caller.uid]

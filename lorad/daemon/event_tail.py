@@ -35,15 +35,17 @@ class Tail:
         self._before = self.newest = events.last_id(store)  # ids: all after the first, up to the second, are held
 
     def after(self, cursor: int, run: str | None) -> list[Line]:
-        """Some events with larger ids, in order; none when there is none up to `newest`. Of `run`: not those of a
-        removed namesake."""
+        """Read some events with larger ids, in order; [] when there is none up to `newest`.
+
+        run: leaves out the events of a removed run of the same name.
+        """
         self._catch_up()
         if cursor < self._before:
             return [line_of(row) for row in events.after(self._store, cursor, run, PAGE)] or self._held(cursor, run)
         return self._held(cursor, run)
 
     def _held(self, cursor: int, run: str | None) -> list[Line]:
-        """From the newest back: most followers lack only the last few."""
+        """Collect the kept events after `cursor`, from the newest back: most followers lack only a few."""
         later = list(takewhile(lambda line: line.id > cursor, reversed(self._lines)))
         found = [line for line in reversed(later) if run in (None, line.run)]
         if found and run is not None:

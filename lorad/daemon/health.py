@@ -1,4 +1,4 @@
-"""Finds processes that live and do nothing, by their heartbeats, and ends them: the run goes on as after any loss."""
+"""Find live processes that do nothing, by their heartbeats, and end them: the run resumes as after any loss."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
 
 
 def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
-    """What is wrong with the process, in words; "" when nothing is."""
+    """Say what is wrong with the process; "" when nothing is."""
     beat, pulse = read_beat(attempt.heartbeat), ctx.pulses.get(attempt)
     if beat is None:
         return ""
@@ -116,7 +116,7 @@ def is_untold(attempt: AttemptDir) -> bool:
 
 
 def wake_shim(attempt: AttemptDir) -> None:
-    """It tells the end, so it must not be stopped itself."""
+    """Continue the attempt's shim if it was stopped: it has to record how its child ended."""
     status = read_status(attempt) or {}
     with contextlib.suppress(KeyError, OSError):
         fd = os.pidfd_open(status["shim_pid"])

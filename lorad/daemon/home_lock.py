@@ -27,7 +27,7 @@ def writable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock(home: Home) -> Iterator[None]:
-    """One daemon for a home. Raises Conflict, StorageError."""
+    """Take the lock that keeps a second daemon out of the home. Raises Conflict, StorageError."""
     with contextlib.ExitStack() as stack:
         with writable():
             file = stack.enter_context(open(home.daemon_lock, "a+"))

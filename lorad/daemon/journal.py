@@ -1,8 +1,8 @@
-"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be built anew from.
+"""The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be rebuilt from.
 
-One JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes of the database,
-see `lorad/store/record.py`: {…, number, rows, gone, crc}; what the others say is for people, and for homes of earlier
-versions, which had no such lines.
+It holds one JSON object a line, fsynced: {at, kind, run, by, …}. Lines of kind `rows` and `all` are changes of the
+database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people, and for homes of
+earlier versions, which had no such changes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DaemonJournal:
         self._undo = size
 
     def undo(self) -> None:
-        """Where that fails, too, the number of the next change tells that this one is void."""
+        """Cut the last change off. If that fails too, the number of the next change shows that this one is void."""
         if self._undo is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._undo)
@@ -84,8 +84,12 @@ class DaemonJournal:
 
 
 class Told(NamedTuple):
-    """What a journal tells. changes: those that count, a whole one first if there is any; facts: the lines for people,
-    in order, before the first change: the changes tell the rest; damaged: numbers of lines that cannot be read."""
+    """What a journal contains.
+
+    changes: the changes that count; a change of the whole database comes first if there is one.
+    facts: the lines for people before the first change, in order (the changes cover what came later).
+    damaged: numbers of the lines that cannot be read.
+    """
 
     changes: list[tuple[str, Change]]
     facts: list[dict[str, Any]]

@@ -48,10 +48,10 @@ def open_journal(home: Home) -> DaemonJournal:
 
 
 def record(store: Store, journal: DaemonJournal) -> None:
-    """From now on the journal has everything that is needed to build the database anew. Raises IntegrityError.
+    """Make the store write to the journal everything that a rebuild of the database needs. Raises IntegrityError.
 
-    The newest change of the journal may have no counterpart in the database: a daemon that died in between. Where the
-    journal lacks changes (of an earlier version, of an upgrade, lost, damaged), it is given all there is.
+    The newest change of the journal may have no counterpart in the database: a daemon that died in between. A journal
+    that lacks changes (an earlier version's, or one that was upgraded, lost or damaged) gets the whole database.
     """
     there, written = store.recorded, last_change(journal.path)
     if written is not None and written > there + 1:

@@ -1,7 +1,7 @@
-"""Questions to the database that do not hold up the event loop: read-only connections, each in a thread of its own.
+"""Database reads that do not block the event loop: read-only connections, each in a thread of its own.
 
-A read sees everything that was committed before it began, so whoever has the answer to a POST reads what it did. While
-reads overlap for ever the WAL could never begin again: when it is large, new reads wait for a moment.
+A read sees everything that was committed before it began, so a client that has the answer to a POST reads what that
+POST did. If reads overlapped for ever the WAL could never be reset: when it is large, new reads wait for a moment.
 """
 
 from __future__ import annotations

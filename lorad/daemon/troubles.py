@@ -32,7 +32,12 @@ class Item(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """verb: the function that failed. says: what was wrong and where, in a sentence; hint: what to do."""
+    """Something that failed.
+
+    verb: the function that failed.
+    says: what was wrong and where, as a sentence.
+    hint: what to do.
+    """
 
     verb: str
     item: Item
@@ -46,7 +51,7 @@ class Trouble(NamedTuple):
 
 
 class Troubles:
-    """Those that are there now, by verb and item."""
+    """The troubles that exist now, by verb and item."""
 
     def __init__(self) -> None:
         self._there: dict[tuple[str, str], Trouble] = {}

@@ -81,7 +81,7 @@ def read(rows: Rows, before: StepTotals) -> Read:
 
 
 def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
-    """By the size of the journal, and by its age against that of the newest event."""
+    """Yield how far each run's rows are behind its journal: in bytes, and in seconds since the newest event."""
     for reading in readings(rows):
         try:
             journal = (Path(reading.directory) / "journal.jsonl").stat()
@@ -161,7 +161,7 @@ def of_requests(ctx: Context) -> Iterator[str]:
 
 
 def of_traffic(told: Mapping[str, Figures | None]) -> Iterator[str]:
-    """Counters go back when a gateway begins anew."""
+    """Write the gateways' figures by alias. The counters start from zero when a gateway restarts."""
     known = {("alias", alias): figures for alias, figures in told.items() if figures is not None}
     for key, kind, says in TRAFFIC:
         values = {label: getattr(figures, key) for label, figures in known.items()}

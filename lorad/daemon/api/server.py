@@ -1,4 +1,4 @@
-"""HTTP with JSON over the home's Unix socket: who asks is told by the kernel, what they may is decided here."""
+"""HTTP with JSON over the home's Unix socket: the kernel identifies the caller, `access` decides on permissions."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def show_view(ctx: Context, row: RunRow, history: History) -> RunDetails:
 
 
 def asked_in(row: RunRow) -> str | None:
-    """Where relative paths of its spec begin; None where that is not kept."""
+    """Find the directory where relative paths of the run's spec begin; None where it was not kept."""
     try:
         return request_of(row).cwd
     except LoradError:
@@ -125,7 +125,7 @@ def spec_at(attempt: AttemptDir) -> Spec | None:
 
 
 def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
-    """Of two plain mappings: dotted key -> the value after."""
+    """Compare two plain mappings: dotted key -> the value in the second."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return {} if before == after else {key: after}
     return {
@@ -136,7 +136,7 @@ def differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
 
 
 def trainable(rows: Rows, row: RunRow) -> Trainable | None:
-    """Parameters of the adapter and of its base, as the newest attempt that began told them; None before that."""
+    """Read the newest attempt's counts of parameters, of the adapter and of its base; None before any attempt."""
     attempts = events.of_kind(rows, row.name, "attempt", since=row.created_at, limit=1)
     if not attempts:
         return None

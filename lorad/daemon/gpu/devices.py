@@ -36,7 +36,7 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """As torch calls it: all slots are one CPU."""
+        """Name the hardware as torch does: all CPU slots are one CPU."""
         return "cpu" if self.is_cpu else self.name
 
 
@@ -67,7 +67,10 @@ def lock_directory() -> Path:
 
 
 def is_taken(device: Device) -> bool:
-    """Some process on this machine, perhaps another user's, holds the device; so does what is no lock file at all."""
+    """Check whether some process on this machine, perhaps another user's, holds the device.
+
+    A lock that is no lock file counts as held.
+    """
     path = lock_file(device)
     if path is None:
         return False

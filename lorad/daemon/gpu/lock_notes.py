@@ -1,8 +1,8 @@
-"""Notes beside the locks of GPUs, by which the daemons of all users tell each other who holds one and who waits for it.
+"""Notes beside the locks of GPUs: the daemons of all users read there who holds a GPU and who waits for it.
 
-`<uuid>.holder-<uid>-<home>.json` and `<uuid>.wanted-<uid>-<home>.json` in the directory of the locks; <home> tells
-apart the daemons of one user. A note decides nothing but words and when an idle pool ends: the lock alone decides who
-has a GPU. What others wrote is believed as far as its file belongs to the user in its name, and shown printable.
+The files `<uuid>.holder-<uid>-<home>.json` and `<uuid>.wanted-<uid>-<home>.json` lie in the directory of the locks;
+<home> distinguishes the daemons of one user. A note only affects messages and when an idle pool ends: the lock alone
+decides who has a GPU. A note is believed only where its file belongs to the user in its name, and shown printable.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ T = TypeVar("T", bound="Struct")
 
 
 class Holder(Struct, frozen=True):
-    """Who holds a device. uid, user: whose pool it is; why: what it does; pid, start_time: of its process.
+    """Who holds a device.
 
-    idle_timeout: seconds that it stays when it is idle, None: as long as it is asked to; idle_since: Unix time.
+    uid, user: the owner of the pool.
+    why: what the pool does.
+    since: Unix time.
+    pid, start_time: the pool's process.
+    idle_timeout: seconds that the pool stays up when idle; None: until it is asked to stop.
+    idle_since: Unix time.
     """
 
     pool: Text
@@ -69,10 +74,15 @@ class Wanted(Struct, frozen=True):
 
 @dataclass
 class Notes:
-    """What this daemon wrote and when (monotonic), and what it saw.
+    """The notes that this daemon wrote, and what it read in those of others. Times are monotonic unless noted.
 
-    wanted: UUID -> for what, in this pass of the loop; since, idle_since: UUID, pool -> Unix time; others: UUIDs that
-    other daemons wait for. A moment ago (monotonic): seen: who had a device, by UUID; free: how many were.
+    written: path -> the note's bytes, and when they were written.
+    wanted: UUID -> what for, in this pass of the loop.
+    since: UUID -> Unix time since when it is wanted.
+    idle_since: pool -> Unix time since when it is idle.
+    others: UUIDs that other daemons wait for.
+    seen: UUID -> when the holder was read, and who it was.
+    free: when the free devices were counted, and how many there were.
     """
 
     written: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
@@ -86,7 +96,7 @@ class Notes:
 
 
 def note_path(home: Path, uuid: str, kind: str) -> Path:
-    """Of the note that the daemon of `home` writes."""
+    """Name the file in which the daemon of `home` keeps its note of this kind."""
     return devices.LOCKS / f"{uuid}.{kind}-{os.getuid()}-{home_name(home)}.json"
 
 
@@ -95,7 +105,7 @@ def home_name(home: Path) -> str:
 
 
 def write_note(path: Path, data: bytes) -> None:
-    """Readable by everybody. Raises OSError, also when somebody else's file is there."""
+    """Write a note that everybody can read. Raises OSError, also when the file there belongs to another user."""
     lock_directory()
     write_whole(path, data, mode=0o644, durable=False)
 
@@ -127,7 +137,7 @@ def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
 
 
 def seen_holder(notes: Notes, device: Device) -> Holder | None:
-    """`holder_of`, as it was a moment ago: everybody in a long queue asks."""
+    """Ask `holder_of`, or reuse an answer that is SEEN_SECONDS old at most: every run of a long queue asks."""
     at, found = notes.seen.get(device.uuid, (float("-inf"), None))
     if time.monotonic() - at > SEEN_SECONDS:
         found = holder_of(device)
@@ -136,7 +146,7 @@ def seen_holder(notes: Notes, device: Device) -> Holder | None:
 
 
 def holder_of(device: Device) -> Holder | None:
-    """As the note of its holder says, with a user of its own; None: the device is free, or its holder left no note."""
+    """Read who holds the device from its holder's note; None when the device is free or has no such note."""
     if not device.uuid or not is_taken(device):
         return None
     owner = uid_of(lock_pid(device))
@@ -165,7 +175,10 @@ def is_there(note: Holder) -> bool:
 
 
 def lock_pid(device: Device) -> int | None:
-    """The process that took the lock of a device (a child may hold it on); None when the kernel does not tell."""
+    """Find the process that locked the device; None when the kernel does not list it.
+
+    A child of that process may hold the lock by now.
+    """
     path = lock_file(device)
     try:
         inode = str(path.stat().st_ino) if path else ""
@@ -179,7 +192,7 @@ def lock_pid(device: Device) -> int | None:
 
 
 def uid_of(pid: int | None) -> int | None:
-    """Whose process it is; None when it is not there."""
+    """Find the user whose process it is; None when there is no such process."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -187,7 +200,7 @@ def uid_of(pid: int | None) -> int | None:
 
 
 def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
-    """The devices for which daemons of other homes said a moment ago that they wait."""
+    """Find the devices that daemons of other homes wait for, by notes that are still fresh."""
     now, found = time.time(), set()
     for uuid in uuids:
         for uid, name, path in notes_of(uuid, "wanted"):

@@ -1,6 +1,6 @@
-"""Who computes on a GPU, as NVML tells it: this daemon's pools, and everybody else, next to whom nothing is placed.
+"""Who computes on a GPU according to NVML: this daemon's pools, and other processes, next to which nothing is placed.
 
-It is read in a thread: a driver in trouble answers late or never, and the daemon must not wait for it.
+NVML is read in a thread: a driver in trouble answers late or never, and the daemon must not wait for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ HIDDEN, HIDDEN_SHARE = 1 << 30, 50  # memory in use by nobody who can be seen: b
 
 @dataclass(frozen=True)
 class Process:
-    """On a GPU. user and name: "" when it cannot be seen from here; memory: bytes, None when that is not told."""
+    """A process that uses a GPU.
+
+    user, name: "" when they cannot be read from here.
+    memory: bytes; None when the driver does not report it.
+    computes: False for a process that only draws.
+    ours: the process belongs to a pool of this daemon.
+    """
 
     pid: int
     user: str
@@ -51,7 +57,13 @@ class Process:
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen of a GPU. at: monotonic; utilization: 0 to 1; held: a pool of ours had it; lost: it is broken."""
+    """What was seen of a GPU.
+
+    at: monotonic time of the look.
+    utilization: 0 to 1.
+    held: a pool of ours had the device.
+    lost: why the device cannot be used; "" when it can.
+    """
 
     at: float
     memory_used: int = 0
@@ -61,7 +73,7 @@ class Sight:
     lost: str = ""
 
     def strangers(self, device: Device) -> str:
-        """Who makes the device one to stay away from, in words; "" when nobody does."""
+        """Say who uses the device, so that nothing is placed there; "" when nobody does."""
         if self.lost:
             return f"{device.name} does not answer: {self.lost}"
         others = [process for process in self.processes if not process.ours]
@@ -77,7 +89,12 @@ class Sight:
 
 @dataclass
 class Sights:
-    """By UUID. since: when the look began that is under way; done: none is."""
+    """What was last seen on the GPUs.
+
+    seen: UUID -> its last sight.
+    since: when the look in progress began; None while there is none.
+    done: set when a look ends.
+    """
 
     seen: dict[str, Sight] = field(default_factory=dict)
     since: float | None = None
@@ -86,8 +103,12 @@ class Sights:
 
 @dataclass(frozen=True)
 class Ours:
-    """What belongs to this daemon. pids: of its pools and their shims; mark: in the environment of their processes;
-    devices: names of those that its pools hold."""
+    """What belongs to this daemon.
+
+    pids: its pools and their shims.
+    mark: what the environment of their processes holds.
+    devices: names of the devices that its pools hold.
+    """
 
     pids: tuple[int, ...]
     mark: bytes
@@ -131,7 +152,7 @@ async def fresh(ctx: Context, seconds: float = 2.0) -> None:
 
 
 def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
-    """Why nothing can be placed on a free device, in words, and whether that is known soon; "" when something can."""
+    """Say why nothing can be placed on a free device; "" when something can. The flag: the next look may clear it."""
     if not device.uuid:
         return "", False
     sight = ctx.sights.seen.get(device.uuid)
@@ -161,7 +182,7 @@ def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:
 
 
 def read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
-    """One GPU; what the driver does not tell, or not to this user, is left out."""
+    """Read one GPU; leave out what the driver does not report, or not to this user."""
     try:
         handle = found.nvmlDeviceGetHandleByUUID(device.uuid)
         used = memory_of(found, handle)
@@ -181,7 +202,7 @@ def read(found: Any, device: Device, family: set[int], mine: Ours) -> Sight:
 
 
 def memory_of(found: Any, handle: Any) -> int:
-    """Bytes in use; without those that the driver keeps for itself, where it can tell them apart."""
+    """Read the bytes in use, without the driver's own where it counts those separately."""
     try:
         return int(found.nvmlDeviceGetMemoryInfo(handle, version=found.nvmlMemory_v2).used)
     except found.NVMLError:
@@ -206,7 +227,11 @@ def family_of(pids: Iterable[int]) -> set[int]:
 
 
 def described(pid: int, memory: int | None, computes: bool, family: set[int], mine: Ours, held: bool) -> Process:
-    """In a container the driver may tell pids of the host: on a device that a pool of ours holds, they are its own."""
+    """Describe a process on the GPU.
+
+    In a container the driver may report pids of the host, which have no name here: on a device that a pool of ours
+    holds they count as that pool's.
+    """
     try:
         process = psutil.Process(pid)
         name, user = one_line(process.name()), one_line(process.username())
@@ -217,7 +242,7 @@ def described(pid: int, memory: int | None, computes: bool, family: set[int], mi
 
 
 def is_marked(pid: int, mark: bytes) -> bool:
-    """It, or who started it, was started by this daemon as a part of a pool."""
+    """Check whether this daemon started the process, or an ancestor of it, as a part of a pool."""
     try:
         return any(entry.startswith(mark) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Checkpoints from which a run can go on, oldest first."""
+"""List the checkpoints from which a run can resume, oldest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the database whole, and is on disk what it tells of?"""
+"""Check whether the database is whole and whether the files that it names are on disk."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ async def handle(ctx: Context, call: Call) -> list[Device]:
 
 
 def look_at_cpu() -> Sight:
-    """Of the whole machine; runs in a thread."""
+    """Measure the memory and the load of the whole machine. Runs in a thread, for CPU_SECONDS."""
     memory = psutil.virtual_memory()
     return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(CPU_SECONDS) / 100)
 

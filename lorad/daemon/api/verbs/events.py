@@ -21,7 +21,10 @@ MOST = 1000  # of the last ones
 
 
 async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
-    """`after=-1`: only new ones; `idle` tells a reader that the line is up. `last`: so many, and no stream."""
+    """Stream the events after `after`, or answer with the newest `last` of them.
+
+    `after=-1` streams only new events. An `idle` line shows the reader that the connection is up.
+    """
     run, after = call.text("run"), call.number("after", 0)
     if run is not None:
         runs.get(ctx.store, run)
@@ -41,7 +44,7 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
 
 
 async def send(ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None) -> int:
-    """Some of what is new, else one `idle` after a while: the new cursor. Waits until the reader has room for it."""
+    """Send some new events, or one `idle` line after a while, and return the new cursor. Waits for a slow reader."""
     until, rung = time.monotonic() + IDLE_SECONDS, ctx.waker.bell()
     while not (found := ctx.tail.after(cursor, run)):
         cursor = ctx.tail.newest

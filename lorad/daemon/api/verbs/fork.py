@@ -86,7 +86,7 @@ async def handle(ctx: Context, call: Call) -> Forked:
 
 
 def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Start:
-    """The newest checkpoint that holds `version`. Raises NotFound, which tells what there is."""
+    """Find the newest checkpoint that holds `version`. Raises NotFound, which lists the versions that have one."""
     origin = f"{version.run}@{version.version}"
     if fresh:
         return Start(origin, Path(version.path), version.step)

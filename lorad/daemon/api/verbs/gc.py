@@ -30,7 +30,7 @@ class Body(Struct):
 
 
 async def handle(ctx: Context, call: Call) -> Collected:
-    """By the rules of each run's `checkpoint` section; what was pinned, aliased or loaded meanwhile stays."""
+    """Delete what each run's `checkpoint` section allows, except what was pinned, aliased or loaded meanwhile."""
     body = call.json(Body)
     await refresh(ctx)
     sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
@@ -53,7 +53,7 @@ def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:
-    """Of the caller's runs; of all, of pools and of what is gone, for an admin."""
+    """List what can be deleted of the caller's runs; an admin gets all runs, pools and what removed runs left."""
 
     def mine(run: RunRow) -> bool:
         return owns(ctx, caller, run.owner_uid)

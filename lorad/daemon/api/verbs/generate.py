@@ -118,7 +118,7 @@ def check_length(prompt: int, new: int, model: Path) -> None:
 
 
 def tokenize(tokenizer: Tokenizer, text: str, chat: Data | None) -> list[int]:
-    """As the run's own prompts were."""
+    """Tokenize a prompt in the way that the run tokenizes its own prompts."""
     if chat is None:
         return tokenizer.encode(text, special=True)
     messages = with_system(chat, [{"role": "user", "content": text}])

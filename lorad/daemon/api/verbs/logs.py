@@ -29,9 +29,9 @@ async def handle(ctx: Context, call: Call) -> LogPart:
 
 
 def log_of(ctx: Context, run: RunRow, of: str) -> Path:
-    """Of the newest attempt, or of the pool's newest life.
+    """Find a log of the newest attempt, or of the newest life of the run's pool.
 
-    `engine` is the first server, `engine-1` the next; `trainer` all of its ranks. What is in the pool's own process
+    `engine` is the first server, `engine-1` the next; `trainer` holds all ranks. What runs in the pool's own process
     writes to the pool's log.
     """
     if of not in PROCESSES and not SERVER.fullmatch(of):
@@ -69,7 +69,7 @@ def read(path: Path, offset: int, limit: int) -> LogPart:
 
 
 def shown(text: str) -> str:
-    """With long lines cut: a program may print without an end."""
+    """Cut long lines: a program may print without ever ending its line."""
     return "\n".join(
         line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
         for line in text.split("\n")
@@ -77,7 +77,7 @@ def shown(text: str) -> str:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a UTF-8 character at the end."""
+    """Drop the beginning of a UTF-8 character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

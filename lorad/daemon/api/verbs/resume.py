@@ -122,8 +122,9 @@ def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
 
 
 def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
-    """With the horizon that linear or cosine had: another number of steps does not stretch it, so that the rate does
-    not jump. Who wants that says trainer.schedule_steps.
+    """Keep the horizon that a linear or cosine schedule had, unless `trainer.schedule_steps` sets another.
+
+    More steps then do not stretch the schedule, so that the learning rate does not jump.
     """
     trainer = spec.trainer
     is_kept = trainer.schedule != "constant" and trainer.schedule == before.trainer.schedule

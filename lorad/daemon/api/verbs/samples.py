@@ -23,7 +23,7 @@ DECODER = msgspec.json.Decoder(Sample)
 
 
 async def handle(ctx: Context, call: Call) -> list[Sample]:
-    """Of `step`, else of the last one, if there is one. Raises NotFound, IntegrityError."""
+    """Read the samples of `step`, by default the run's last one, if there is one. Raises NotFound, IntegrityError."""
     run = runs.get(ctx.store, call.run)
     step = call.number("step", run.step)
     if call.text("step") is None and step == 0:
@@ -52,7 +52,7 @@ def read(path: Path, sha256: str, limit: int) -> list[Sample]:
 
 
 def shown(lines: Sequence[bytes]) -> Iterator[Sample]:
-    """As many as fit an answer, with long texts cut."""
+    """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
     for line in lines:
         if (size := size + min(len(line), 2 * SAMPLE_TEXT)) > ANSWER_BYTES:

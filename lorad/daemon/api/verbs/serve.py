@@ -97,7 +97,7 @@ def base_spec(body: Body, user: User | None) -> Spec:
 
 
 async def keep_warm(ctx: Context, caller: Caller, spec: Spec) -> Served:
-    """Serve the aliases that the base has, those of one's own runs. Raises SpecError when it has none."""
+    """Serve the aliases of the caller's runs on this base. Raises SpecError when there are none."""
     rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
     found = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
     of_base = [(row, run) for row, run in found if spec_of(run).model.path == spec.model.path]
@@ -147,14 +147,14 @@ def source_of(ctx: Context, uid: int, body: Body, adapter: Named) -> Path:
 
 
 def brief(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """For the check, before it is known how long a context the base has."""
+    """Shorten the answers for the check, which runs before the base's longest context is known."""
     if LENGTHS & {overridden(text) for text in overrides}:
         return spec
     return replace(spec, rollout=replace(spec.rollout, max_new_tokens=1))
 
 
 def roomy(spec: Spec, overrides: Sequence[str], positions: int) -> Spec:
-    """With the context that users expect of a server; runs of the same base join it with less."""
+    """Set the context that users expect of a server; runs of the same base join it with less."""
     if LENGTHS & {overridden(text) for text in overrides}:
         return spec
     longest = min(CONTEXT, positions)
@@ -197,7 +197,7 @@ async def shown(ctx: Context, call: Call, one: Import, stack: contextlib.AsyncEx
 
 
 def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attestation) -> AliasRow:
-    """From now on: the alias. Never awaits."""
+    """Record the imported version, point its alias at it and keep its pool up. Never awaits."""
     version = import_adapter.settle(ctx, one, attestation, call.caller, pool)
     set_serving(ctx, [one.name], pool)
     row = move(ctx, one.name, version, by=call.caller)

@@ -1,4 +1,4 @@
-"""Whose a model is that the front of a shared gateway was asked for; that owner's own gateway is up soon after."""
+"""Find the owner of a model that the front of a shared gateway was asked for; the owner's own gateway is started."""
 
 from __future__ import annotations
 

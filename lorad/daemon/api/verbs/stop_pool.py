@@ -12,8 +12,10 @@ from lorad.errors import Conflict, NotFound
 
 
 async def handle(ctx: Context, call: Call) -> Pool:
-    """With `force`, the runs in it end with reason `lost` and can be resumed. Raises NotFound when it is not up,
-    Conflict while a run or a request uses it, or while it is kept up to serve."""
+    """Stop a pool. With `force`, the runs in it end with reason `lost` and can be resumed.
+
+    Raises NotFound when it is not up, Conflict while a run or a request uses it or while it is kept up to serve.
+    """
     name, force = call.request.match_info["pool"], bool(call.number("force", 0))
     pool = ctx.pools.get(name)
     if pool is not None:

@@ -36,7 +36,7 @@ UNSEEN = ("lr", "schedule", "schedule_steps", "warmup_steps", "min_lr", "steps",
 
 
 class Body(Struct):
-    """As of a run; halving: None without."""
+    """The body of a request for a sweep: a run's fields, with `halving` for one that stops its worse runs."""
 
     spec: str
     source: str
@@ -47,7 +47,7 @@ class Body(Struct):
 
 
 class Point(NamedTuple):
-    """One run to be."""
+    """One run that the sweep will make."""
 
     spec: Spec
     overrides: list[str]

@@ -17,7 +17,7 @@ from lorad.store.rows import SweepRow
 
 
 async def handle(ctx: Context, call: Call) -> list[Sweep]:
-    """Of one name, or all that the caller may see. Raises NotFound, NotAllowed."""
+    """List the sweep of that name, or all that the caller may see. Raises NotFound, NotAllowed."""
     name = call.text("sweep")
     rows = sweeps.sweeps(ctx.store) if name is None else [sweeps.get(ctx.store, name)]
     if name is not None:
@@ -40,7 +40,7 @@ def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def value(spec: Any, path: list[str]) -> Any:
-    """None where the way leads nowhere, as from `reward: exact_match` to reward.name."""
+    """Look a dotted key up; None where the path leads nowhere, as from `reward: exact_match` to reward.name."""
     for part in path:
         if not isinstance(spec, dict):
             return spec if part == "name" else None

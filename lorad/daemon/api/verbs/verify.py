@@ -23,7 +23,7 @@ from lorad.store.versions import versions
 
 
 async def handle(ctx: Context, call: Call) -> Verification:
-    """Raises NotFound. What is wrong is told, not raised."""
+    """Check a run's files and versions. Raises NotFound; what is wrong with the run is part of the answer."""
     run = runs.get(ctx.store, call.run)
     checks = await on_behalf(ctx, run.owner_uid, check_files, subject(ctx, run))
     checks.append(await attest_again(ctx, run))
@@ -47,7 +47,7 @@ def subject(ctx: Context, run: RunRow) -> Subject:
 
 
 async def attest_again(ctx: Context, run: RunRow) -> Check:
-    """Of the run's versions, those that a pool has loaded now."""
+    """Attest again the versions of the run that a pool has loaded now."""
     await refresh(ctx)
     problems, count = [], 0
     rows = {name_of(row): row for row in versions(ctx.store, run.name)}
