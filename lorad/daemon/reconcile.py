@@ -39,8 +39,8 @@ log = logging.getLogger("lorad.daemon")
 async def reconcile(ctx: Context) -> None:
     """Make passes until the daemon closes or its home is moved: it would judge runs by files that are elsewhere.
 
-    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass. Requests
-    are answered between two verbs, and after a pass for as long as it took.
+    Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next pass. The
+    daemon answers requests between two verbs, and after a pass for as long as the pass took.
     """
     clock = asyncio.get_running_loop().time
     while not ctx.closing:

@@ -38,7 +38,7 @@ async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args,
 
 
 def connection_to(ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES) -> Connection:
-    """To a pool, whose socket lies where its owner may put something else. Raises PoolLost."""
+    """Connect to a pool, whose owner may have put something else in place of its socket. Raises PoolLost."""
     with as_user(ctx.user(pool.setup.owner)):
         connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
     if ctx.system and connection.peer_uid != pool.setup.owner:

@@ -1,4 +1,4 @@
-"""Clears up after pools that are over: what one leaves that was killed is nobody's otherwise."""
+"""Clear up after pools that are over: nothing else removes what a killed pool leaves behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND = (sys.executable, "-P", "-m", leftovers.__name__)
 
 
 async def clear_up(ctx: Context, pool: Pool) -> None:
-    """As the pool's own user: what it left says whom to kill and what to remove."""
+    """Clear up as the pool's own user: the files that the pool left decide what is killed and removed."""
     user = ctx.user(pool.setup.owner)
     if user is None:
         await asyncio.to_thread(leftovers.clean_leftovers, pool.work)

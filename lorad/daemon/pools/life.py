@@ -78,7 +78,7 @@ def find_lost_pools(ctx: Context) -> None:
 
 
 def correct_socket(ctx: Context, pool: Pool) -> None:
-    """Of a pool whose home was moved, unless it works on the socket that it had."""
+    """Give a pool whose home was moved a socket in the new home, unless it still works on the old one."""
     socket = str(socket_of(ctx, pool.id))
     if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
         pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
@@ -102,7 +102,7 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
 
 
 def unusable(ctx: Context, pool: Pool) -> str:
-    """What in the pool's directory keeps a process from starting there, in words; "" when nothing is seen."""
+    """Find what in the pool's directory keeps a process from starting there; "" when nothing does."""
     for path, flags in (
         (pool.root / "pool.json", os.O_RDONLY),
         (pool.work / LIFE_LOCK, os.O_RDWR),
@@ -207,7 +207,7 @@ async def refresh(ctx: Context) -> None:
 
 
 async def ask_status(ctx: Context, pool: Pool) -> None:
-    """One question at a time: whoever comes meanwhile has the answer to the next one, together with all others."""
+    """Ask the pool how it is. Calls that come while one is asked share the answer to the next question."""
     came = time.monotonic()
     async with pool.asking:
         if pool.asked_at < came:

@@ -2,7 +2,7 @@
 
 A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under another load
 and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins. A run of an earlier lorad
-has none: its pool tells.
+has no such file: its pool's setup is used instead.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def fixed_threads(ctx: Context, run: RunRow) -> int | None:
 
 
 def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
-    """Write down what an attempt computes with; tell when the machine has become too small for it."""
+    """Write down the threads of an attempt; warn when the machine is too small by now for those of the first one."""
     if why.source != "run" or read_kept(run) is None:
         write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
     usable = ctx.machine().usable
@@ -86,6 +86,6 @@ def read_kept(run: RunRow) -> Kept | None:
 
 
 def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
-    """What the process of a pool's attempt was started with, as `Runtime.told`; None of an earlier lorad's."""
+    """Read the runtime that a pool's attempt was started with; None where an earlier lorad started it."""
     told: dict[str, Any] | None = read_object(attempt.command).get("runtime")
     return told

@@ -62,7 +62,7 @@ def _set_groups(groups: tuple[int, ...]) -> None:
 
 
 def _set_fs(change: ctypes._NamedFuncPointer, wanted: int) -> None:
-    """setfsuid and setfsgid tell of no failure: they answer with what was before."""
+    """Change the user or group for files, and check it: setfsuid and setfsgid report no failure, only the old value."""
     change(ctypes.c_uint32(wanted))
     if change(ctypes.c_uint32(0xFFFFFFFF)) & 0xFFFFFFFF != wanted:
         raise PermissionError(1, f"this daemon may not act as user or group {wanted}")
@@ -78,7 +78,7 @@ def _capabilities() -> tuple[int, int, int]:
 
 
 def _set_capabilities(powers: tuple[int, int, int], *, effective: int) -> None:
-    """Those of `powers`, with others in effect."""
+    """Keep the capabilities of `powers` but make only `effective` effective."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
     sets = (effective, *powers[1:])
     data = (ctypes.c_uint32 * 6)(*(part & 0xFFFFFFFF for part in sets), *(part >> 32 for part in sets))

@@ -13,8 +13,12 @@ PART = 1000  # characters at either end of a long line
 
 
 class Clues(NamedTuple):
-    """Of a process that ended. log: the end of what it and its children printed; kernel: what the kernel logged while
-    it lived; ooms: by how much the kernel's count of killed processes grew meanwhile, None where it does not count."""
+    """What is known about a process that ended.
+
+    log: the end of what it and its children printed.
+    kernel: what the kernel logged while it lived.
+    ooms: how much the kernel's count of killed processes grew meanwhile; None where the kernel does not count.
+    """
 
     pid: int | None = None
     exit_code: int | None = None
@@ -121,7 +125,10 @@ def diagnose(clues: Clues) -> Diagnosis | None:
 
 
 def killed_for_memory(clues: Clues) -> Diagnosis | None:
-    """By name in the kernel's log, else: a SIGKILL, and the kernel killed somebody meanwhile."""
+    """Recognise a kill for memory.
+
+    The kernel's log names the pid; without such a line, a SIGKILL counts if the kernel killed any process meanwhile.
+    """
     killed = {int(match[1]) for line in clues.kernel if (match := OOM_KILL.search(line))}
     if clues.signal == signal.SIGKILL and (clues.pid in killed or (clues.ooms and not killed)):
         return KILLED_FOR_MEMORY
@@ -131,7 +138,7 @@ def killed_for_memory(clues: Clues) -> Diagnosis | None:
 
 
 def gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
-    """NVIDIA's driver tells the kernel of errors by number (Xid)."""
+    """Recognise a GPU error by its number (Xid), which NVIDIA's driver writes to the kernel's log."""
     found = [match for line in kernel if (match := XID.search(line))]
     if not found:
         return None
@@ -141,19 +148,19 @@ def gpu_in_kernel(kernel: Sequence[str]) -> Diagnosis | None:
 
 
 def in_words_of(text: str) -> Diagnosis | None:
-    """By what a log, or a driver, says."""
+    """Recognise a known cause in the last lines of a log or in a driver's message."""
     text = last_lines(text)
     return next((sign.diagnosis for sign in SIGNS if sign.pattern.search(text)), None)
 
 
 def bus_error(clues: Clues) -> Diagnosis | None:
-    """Of a page that could not be had."""
+    """Recognise a SIGBUS, which a process gets for a page that the kernel cannot provide."""
     if clues.signal != signal.SIGBUS:
         return None
     return SHARED_MEMORY._replace(what="a bus error: most often /dev/shm is full")
 
 
 def last_lines(text: str) -> str:
-    """Of a long line the beginning and the end: user code may print anything, and this is read on the event loop."""
+    """Keep the last lines, and both ends of a long one: user code may print anything, and the event loop reads this."""
     lines = text[-LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
     return "\n".join(line if len(line) <= 2 * PART else f"{line[:PART]} … {line[-PART:]}" for line in lines)

@@ -15,7 +15,10 @@ from lorad.errors import IntegrityError
 
 
 def files_into(source: Path, target: Path, names: Iterable[str], owner: User | None, reader: User | None) -> None:
-    """On disk after it. `target` is there, and empty. Raises OSError, and IntegrityError for a name that leads out."""
+    """Copy files into `target`, an empty directory, and sync them to disk.
+
+    Raises OSError, and IntegrityError for a name that leads out of the directory.
+    """
     for name in names:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise IntegrityError(f"{source}: its manifest names {name!r}", hint="Somebody changed it; do not use it.")

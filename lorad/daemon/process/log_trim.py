@@ -1,8 +1,8 @@
-"""Keeps logs of what is alive small: of one that became too large the newer half stays, in the same file.
+"""Keep the logs of live processes small: of a log that became too large the newer half stays, in the same file.
 
-Its writers append to it meanwhile and go on. Where the filesystem can take a range out of a file, not a byte of theirs
-is lost; elsewhere those of an instant are. The file then begins with a line that says how much was cut in all, so that
-byte offsets go on counting: see `api/verbs/logs.py`.
+Its writers append to it meanwhile. Where the filesystem can take a range out of a file, none of their bytes is lost;
+elsewhere those of an instant are. The file then begins with a line that says how much was cut in all, so that byte
+offsets stay valid: see `api/verbs/logs.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cut_all(attempts: list[AttemptDir], limit: int) -> None:
 
 
 def logs_of(attempt: AttemptDir) -> list[Path]:
-    """Of the process itself, and of the servers and ranks that it started."""
+    """List the logs of the process itself, and of the servers and ranks that it started."""
     found = [attempt.log] if attempt.log.exists() else []
     for directory in dict.fromkeys((attempt.root, attempt.work)):
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
@@ -46,8 +46,10 @@ def logs_of(attempt: AttemptDir) -> list[Path]:
 
 
 def open_log(path: Path, flags: int) -> int | None:
-    """A file descriptor; None unless it is a file with one name that belongs to the owner of its directory: whoever
-    may write there does not choose what the daemon reads and cuts."""
+    """Open a log; None unless it is a regular file with one name that belongs to the owner of its directory.
+
+    So a user who may write there cannot choose which file the daemon reads and cuts.
+    """
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

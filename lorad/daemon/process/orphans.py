@@ -26,10 +26,10 @@ COMMAND_LENGTH = 200
 
 
 def find_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
-    """Of other users' processes only root can tell.
+    """Find the orphans of the home. Only root can see other users' processes.
 
-    Theirs is an attempt that ended more than `settled` seconds ago, or whose directory is gone, or that was followed
-    by another one.
+    An orphan belongs to an attempt that ended more than `settled` seconds before, or whose directory is gone, or that
+    was followed by another one.
     """
     roots = roots_of(home)
     marked = {pid: attempt for pid in pids() if (attempt := attempt_of(pid, roots)) is not None}
@@ -53,7 +53,7 @@ def end_orphans(home: Home, settled: float = SETTLED_SECONDS) -> list[Orphan]:
 
 
 def roots_of(home: Home) -> list[Path]:
-    """Where attempts of the home are."""
+    """List the directories that hold attempts of the home."""
     storage = None
     with contextlib.suppress(LoradError):
         storage = config.load(home.config).storage
@@ -103,7 +103,7 @@ def is_over(attempt: AttemptDir, settled: float) -> bool:
 
 
 def shim_of(attempt: AttemptDir) -> int | None:
-    """It ends with its child, and is known by the log as well."""
+    """Read the pid of the attempt's shim, which is no orphan: it ends with its child."""
     pid: int | None = (read_status(attempt) or {}).get("shim_pid")
     return pid
 

@@ -12,11 +12,14 @@ LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may h
 
 @dataclass
 class Pulse:
-    """What was seen of one process. Times are of the daemon's own monotonic clock: a machine whose clock is set, or
-    that was asleep, accuses nobody.
+    """What was seen of one process.
 
-    beat_at: when it last showed another beat; got_on_at: when it last showed progress, or had nothing to do. doubted:
-    an earlier daemon was about to kill it.
+    Times are of the daemon's own monotonic clock, so that a process is not blamed when the clock is set or the machine
+    sleeps.
+
+    beat_at: when it last showed another beat.
+    got_on_at: when it last showed progress, or had nothing to do.
+    doubted: an earlier daemon was about to kill it.
     """
 
     beat: Beat
@@ -37,7 +40,7 @@ class Pulse:
         self.beat_at = self.got_on_at = now
 
     def trouble(self, now: float, limits: Supervision) -> str:
-        """What is wrong with it, in words; "" when nothing is."""
+        """Say what is wrong with the process; "" when nothing is."""
         if now - self.beat_at > limits.hang:
             return f"was hung: no heartbeat for {now - self.beat_at:.0f} s"
         if self.beat.doing and now - self.got_on_at > limits.stall:

@@ -17,7 +17,10 @@ def secret_files(config: Config) -> dict[str, str]:
 
 
 def secrets_of(config: Config) -> dict[str, str]:
-    """Variable -> value, for a process that needs no shim. Raises SpecError, in words that do not hold it."""
+    """Read the configured secrets: variable -> value, for a process that needs no shim.
+
+    Raises SpecError, whose message does not contain the secret.
+    """
     found = {}
     for name, path in config.secrets.items():
         try:

@@ -32,7 +32,7 @@ def prepare_shared(home: Home) -> None:
 
 
 def private_files(home: Home) -> Iterator[Path]:
-    """Those that a daemon of one user may have left readable behind its closed home."""
+    """List the files that a daemon of one user may have left readable behind its closed home."""
     yield from home.root.glob(f"{home.database.name}*")
     yield from (path for path in (home.journal, home.config) if path.exists())
 

@@ -85,7 +85,9 @@ def live(root: str, command: dict[str, Any]) -> int:
 
 
 def become(command: dict[str, Any], gate: int) -> None:
-    """In the child: a session of its own, clean signals, then the program. Without the gate's byte: nothing."""
+    """Become the program: a session of its own, clean signals, then exec. Runs in the child; it execs only after the
+    gate's byte.
+    """
     try:
         os.setsid()
         for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
@@ -136,7 +138,7 @@ def wait(child: int) -> int:
 
 
 def adopt_orphans() -> Callable[[], None]:
-    """From now on a process below, whose parent ends, is this one's child; the answer kills them all."""
+    """Become the parent of every orphaned descendant. The function that is returned kills them all."""
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
     from lorad.children import guard
 
@@ -233,7 +235,7 @@ def died(code: int) -> dict[str, Any]:
 
 
 def oom_kills() -> int | None:
-    """How many processes this kernel has killed for want of memory, in all; None where it does not tell."""
+    """Read how many processes this kernel has killed for want of memory; None where it does not count them."""
     try:
         with open("/proc/vmstat", "rb") as file:
             return int(file.read().partition(b"\noom_kill ")[2].split()[0])

@@ -1,4 +1,4 @@
-"""Where a process that hangs, and each that it started, is right now: into its log, where py-spy is installed."""
+"""Write where a hung process and its descendants are right now into its log, where py-spy is installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dump_stacks(attempt: AttemptDir) -> None:
 
 
 def py_spy() -> str | None:
-    """Beside this Python, else on the path."""
+    """Find py-spy beside this Python, else on the path."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
@@ -49,7 +49,7 @@ def family(pid: int) -> list[tuple[int, str]]:
 
 
 def dump(spy: str, pid: int, seconds: float) -> bytes:
-    """Without stopping it, as it may be stopped already."""
+    """Dump the stacks without stopping the process, as it may be stopped already."""
     command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, cwd="/")

@@ -50,7 +50,7 @@ def make_run(run: RunDir, user: User | None) -> None:
 
 
 def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
-    """Before its process is started; the directory is there after it."""
+    """Make the directory of an attempt, before its process is started."""
     if user is None:
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     else:
@@ -67,7 +67,7 @@ def make_pool(root: Path, setup: Any, user: User | None) -> None:
 
 
 def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) -> None:
-    """What a process is told, where it looks for it."""
+    """Write the files that a process reads at its start to where it looks for them."""
     for name, data in files.items():
         if user is not None:
             put_json(attempt.work / name, data, user)
@@ -76,7 +76,7 @@ def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) 
 
 
 def own_directory(path: Path, user: User) -> Path:
-    """In a directory of the daemon's. Raises OSError when something else is there."""
+    """Make a directory of the user's inside one of the daemon's. Raises OSError when something else is there."""
     path.mkdir(exist_ok=True, mode=OWN_DIRECTORY)
     _give(path, os.O_RDONLY | os.O_DIRECTORY, OWN_DIRECTORY, user)
     return path

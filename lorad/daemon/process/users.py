@@ -1,4 +1,4 @@
-"""Whose a process is to be: the user of a uid, what is in their environment, and the command that makes it theirs."""
+"""The user of a process: who a uid is, what is in their environment, and the command that runs a process as them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class User:
 
 
 def user_of(uid: int, allowed: Sequence[str] = ()) -> User:
-    """As they would log in now, or up to a minute ago: a directory of users in the network may take its time.
+    """Look a user up, as they would log in now. Answers are reused for a while: a network directory may be slow.
 
-    allowed: further variables of this process that they inherit.
+    allowed: further variables of this process that the user's processes inherit.
     """
     return _looked_up(uid, tuple(allowed), int(time.monotonic() / REMEMBERED))
 

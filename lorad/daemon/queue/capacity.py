@@ -1,8 +1,8 @@
 """Whether a run fits into a pool, computed before it is admitted. Pure.
 
 A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer and the
-memory of both. A pool tells what it has; before it answers, and where it never tells, the limits are those that it is
-started with. What a run will take counts from when it is placed: a burst of runs does not get the same room twice.
+memory of both. A pool reports what it has; until it answers, and where it reports nothing, the limits that it is
+started with count. What a run will take counts from its placing: a burst of runs does not get the same room twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def kept(spec: Spec) -> int:
 
 
 def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:
-    """Of a pool, as it says itself, without the room that attestations need on engines apart."""
+    """Read a pool's capacity from its status, or take the defaults. Servers keep room for their attestations."""
     told = status.capacity if status else None
     rank = server.max_rank if server else MAX_RANK
     found = told or Capacity(MAX_VERSIONS, len(status.loaded) if status else 0, rank)
@@ -68,10 +68,12 @@ def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capaci
 
 
 def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStatus | None) -> Capacity:
-    """`capacity` with everything counted as taken that the runs placed there will take.
+    """Count everything as taken that the runs placed in a pool will take of its `capacity`.
 
-    needs: of all of them. A pool counts what is there: those without a slot come on top, and so does what those with a
-    slot have yet to load. Kept versions are nobody's; others that are only served make room when it is needed.
+    needs: the needs of all these runs.
+
+    The pool itself counts what is loaded. Runs without a slot come on top, and so does what runs with a slot have yet
+    to load. Kept versions belong to no run; other versions that are only served are unloaded when room is needed.
     """
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
     coming = [need for tenancy, need in needs.items() if tenancy not in opened]

@@ -87,7 +87,7 @@ def holder(ctx: Context, pool: Pool) -> Holder:
 
 
 def doing(ctx: Context, pool: Pool) -> str:
-    """What a pool is up for, in words."""
+    """Say what a pool is up for."""
     if pool.stop_asked is not None:
         return "is stopping"
     if tenants := tenants_of(ctx, pool):
@@ -137,7 +137,7 @@ def described(pid: int | None) -> str:
 
 
 def length(seconds: float) -> str:
-    """Of a setting: 600 -> 10m."""
+    """Format a setting of seconds: 600 -> 10m."""
     return duration(seconds).removesuffix("00s") if seconds >= 60 else f"{seconds:g}s"
 
 

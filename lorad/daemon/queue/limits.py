@@ -1,6 +1,6 @@
-"""What one user may have at a time: devices, runs that work, bytes on disk. Who has more waits, and is told why.
+"""What one user may have at a time: devices, active runs, bytes on disk. A run over a limit waits and says why.
 
-A run over a limit claims nothing: those behind it in the queue go on as if it were not there.
+It claims nothing: the runs behind it in the queue are placed as if it were not there.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user
 
 
 def is_used(ctx: Context, pool: Pool) -> bool:
-    """It is up, or will be in a moment."""
+    """Check whether the pool is up, or will be because runs are placed in it."""
     return pool.process.is_up or bool(tenants_of(ctx, pool))
 
 

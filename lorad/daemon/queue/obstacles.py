@@ -39,10 +39,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why devices cannot be had now. idle: pools that need only be stopped; claim: `Claim.alone`, None: no claim.
+    """Why devices cannot be had now.
 
-    soon: nothing more needs to be done for it to go away; taken: by others than this daemon's pools; barred: by the
-    queue or a limit, and not by who has the devices; parts: of the reason, which other obstacles may share.
+    idle: pools that need only be stopped.
+    claim: `Claim.alone`; None for no claim.
+    soon: it goes away without any further action.
+    taken: devices that are held by others than this daemon's pools.
+    barred: the queue or a limit bars them, not who holds them.
+    parts: parts of the reason, which other obstacles may share.
     """
 
     reason: str
@@ -108,7 +112,7 @@ def stops(tenants: Sequence[RunRow]) -> str:
 
 
 def by_others(ctx: Context, devices: Devices, holders: Sequence[Pool]) -> Obstacle | None:
-    """Devices that daemons of others hold, or processes that are nobody's pool."""
+    """Find devices that other daemons hold, or that processes outside of any pool use."""
     ours = {name for pool in holders for name in pool.setup.names}
     taken = tuple(device for device in devices if device.name not in ours and is_taken(device))
     if taken:

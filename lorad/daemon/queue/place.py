@@ -1,8 +1,8 @@
-"""Which queued run goes where: by priority, then the owners take turns; many runs in a pool, as far as it has room.
+"""Decide which queued run goes where: by priority, then the owners take turns; a pool takes many runs if it has room.
 
 A run that finds no room lets others pass that do. But where a run waits for the devices to itself (`exclusive`, or for
-another base), nobody behind it in the queue is placed there any more, and where one waits for room, nobody of a lower
-priority: whoever waits for others to leave is not passed for ever.
+another base), no run behind it in the queue is placed there any more, and where one waits for room, no run of a lower
+priority: so a run that waits for others to leave is not passed for ever.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def place_runs(ctx: Context) -> None:
 
 
 def in_turn(ctx: Context) -> list[QueuedRow]:
-    """The queue in its order: by priority; then owners take turns of TURN runs each, whoever had none for longest
-    first; then by age. So nobody waits until all runs of somebody else are over.
+    """Sort the queue by priority; then owners take turns of TURN runs each, the longest without one first; then by age.
+
+    So no user has to wait until all runs of another user are over.
     """
     queued = runs.queue(ctx.store)
     if len({run.owner_uid for run in queued}) < 2:
@@ -90,7 +91,10 @@ def place_run(ctx: Context, run: RunRow, claims: list[Claim]) -> None:
 
 
 def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
-    """Begin an attempt of `run` in a pool, or end it if none can ever take it: ""; else in words what it waits for."""
+    """Begin an attempt of `run` in a pool, or end the run if no pool can ever take it; "" when either is done.
+
+    Otherwise returns what the run waits for.
+    """
     found = setups_of(ctx, run)
     setups = {devices: setup for devices, (setup, _) in found.items()}
     if never := never_fits(ctx, run, setups):
@@ -105,7 +109,7 @@ def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
 
 
 def groups(ctx: Context, run: RunRow) -> list[Devices]:
-    """Where a run could go: neighbours, as many as it needs. On the CPU all ranks share one. Raises SpecError."""
+    """List the groups of neighbouring devices that suit a run. On the CPU all ranks share one. Raises SpecError."""
     count = 1 if ctx.devices[0].is_cpu else spec_of(run).gpus
     if count > len(ctx.devices):
         raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.devices)}")
@@ -118,8 +122,7 @@ def setups_of(ctx: Context, run: RunRow) -> Asked:
 
 
 def asked_of(ctx: Context, run: RunRow) -> Asked:
-    """Of `asked_by`, for all devices. Who waits in the queue is looked at again and again: made when what it is made of
-    changed."""
+    """Ask `asked_by` for every group of devices; the answer is cached until one of its inputs changes."""
     settings = run.spec, run.owner_uid, request_of(run), fixed_threads(ctx, run)
     made_of = (*settings, ctx.machine(), ctx.config, *ctx.devices)
     before, found = ctx.asked.get(run.name, (None, {}))
@@ -133,9 +136,9 @@ def asked_of(ctx: Context, run: RunRow) -> Asked:
 
 
 def offered(ctx: Context, run: RunRow, devices: Devices, setup: PoolSetup, why: Why) -> tuple[PoolSetup, Why]:
-    """For a run that asks for `setup`. A warm pool's threads are taken where only the load decides.
+    """Fit the setup that a run asks for to existing pools: take a warm pool's threads where only the load decides.
 
-    Servers may take more than the run needs, of a warm pool or of the one that it had.
+    A server may take more than the run needs, if it is that of a warm pool or of the pool that the run had.
     """
     for pool in ctx.pools.values():
         is_warm = pool.stop_asked is None and (pool.process.is_up or bool(tenants_of(ctx, pool)))
@@ -175,7 +178,7 @@ def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup
 
 
 def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
-    """By kind, the widest server that anybody in the queue asks for."""
+    """Find, for each kind of pool, the widest server that any run near the head of the queue asks for."""
     widest: dict[str, PoolSetup] = {}
     for waiting in in_turn(ctx)[:LOOKED_AT]:
         run = runs.get(ctx.store, waiting.name)
@@ -187,13 +190,13 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
 
 
 def never_fits(ctx: Context, run: RunRow, setups: Mapping[Devices, PoolSetup]) -> str:
-    """Why none of the pools could take the run even if it were empty, in words; "" when one could."""
+    """Say why none of the pools could take the run even if it were empty; "" when one could."""
     reasons = [impossible(capacity_by(ctx, setup), need_of_run(run, setup.dtype)) for setup in setups.values()]
     return reasons[0] if all(reasons) else ""
 
 
 def capacity_by(ctx: Context, setup: PoolSetup) -> Capacity:
-    """Of a pool with this setup: as the present one says, if there is one."""
+    """Read the capacity of the pool that has this setup; without such a pool, take the defaults."""
     told = next((pool.status for pool in ctx.pools.values() if pool.setup.key == setup.key), None)
     return capacity_of(setup.server, told)
 

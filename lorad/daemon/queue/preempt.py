@@ -114,7 +114,7 @@ def stop_for(ctx: Context, run: RunRow, victims: list[RunRow]) -> None:
 
 
 def queue_again(ctx: Context, run: RunRow) -> None:
-    """After the pause of a run that made room, in the same transaction: it goes on by itself when there is room."""
+    """Queue a run again that was paused to make room, in the same transaction: it resumes when there is room."""
     if run.preempted:
         ctx.move(run.name, Move.RESUME, detail=f"made room for {run.preempted}")
         runs.set_fields(ctx.store, run.name, preempted=run.preempted)

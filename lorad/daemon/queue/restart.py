@@ -1,4 +1,4 @@
-"""Automatic restarts: how long they wait, how many there are. What a new daemon needs to go on is in the store."""
+"""Automatic restarts: how long they wait, how many there are. The store holds what a new daemon needs to continue."""
 
 from __future__ import annotations
 

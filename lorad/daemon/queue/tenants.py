@@ -26,7 +26,7 @@ def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
 
 
 def active_runs(ctx: Context) -> list[RunRow]:
-    """By priority and age. Everybody in a long queue asks for every pool."""
+    """List the active runs by priority and age; cached until the database changes, as a long queue asks often."""
     before, found = ctx.active
     if (now := ctx.store.changes) is None or now != before:
         found = runs.in_states(ctx.store, *ACTIVE)
@@ -51,7 +51,7 @@ def need_of_run(run: RunRow, pool_dtype: str) -> Need:
 
 
 def room_in(ctx: Context, pool: Pool) -> Capacity:
-    """Of the pool, with what all of its runs take or will take."""
+    """Compute a pool's capacity with everything counted as taken that its runs take or will take."""
     tenants = tenants_of(ctx, pool)
     there = [(run.name, run.attempt) for run in tenants]
     if pool.room is None or pool.room.status is not pool.status or pool.room.tenants != there:
@@ -61,7 +61,7 @@ def room_in(ctx: Context, pool: Pool) -> Capacity:
 
 
 def needs_of(ctx: Context, pool: Pool) -> dict[Tenancy, Need]:
-    """What each run in the pool takes; of those whose files are gone the pool alone tells."""
+    """Compute what each run in the pool takes, except runs without files: only the pool's status counts those."""
     needs: dict[Tenancy, Need] = {}
     for run in tenants_of(ctx, pool):
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
