@@ -25,7 +25,10 @@ ATTESTED = ("passed", "inconclusive")
 
 
 class Maker(Struct, frozen=True):
-    """The version of a step's samples, as far as it counted just then. until: the last step whose weights it was."""
+    """The version of a step's samples, as far as it counted at that time.
+
+    until: the last step whose weights it was.
+    """
 
     version: Record
     until: int
@@ -42,7 +45,7 @@ class Line(Struct, frozen=True):
 
 
 def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
-    """The exceptions, each in words; [] when there is none. Reads everything, changes nothing. Raises OSError.
+    """List what is wrong with the run, a sentence each; [] when nothing is. Reads all its files. Raises OSError.
 
     spared: some samples were deleted for the disk budget.
     """
@@ -53,7 +56,10 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
 
 
 def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
-    """One line of facts: a torn end is nobody's, anything else that cannot be read is. whole: number of whole lines."""
+    """Check that the records follow each other without a gap. A torn last line counts as never written.
+
+    whole: number of whole lines in the file.
+    """
     for before, record in zip([0, *(record.seq for record in records)], records, strict=False):
         if record.seq != before + 1:
             yield f"journal: record {record.seq} follows record {before}"
@@ -77,7 +83,7 @@ def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> It
 
 
 def makers(records: list[Record]) -> dict[int, Maker | None]:
-    """By the number of a step's record."""
+    """Map the number of each step's record to the version that made its samples."""
     found: dict[int, Maker | None] = {}
     known: dict[int, Record] = {}
     for record in records:
@@ -154,7 +160,7 @@ def spec_file(directory: RunDir, attempt: int) -> Path:
 
 
 def staleness(directory: RunDir, attempt: int) -> int:
-    """That the spec of an attempt allows."""
+    """Read the `rollout.max_staleness` that the spec of an attempt allows."""
     path = spec_file(directory, attempt)
     return from_json(path.read_bytes()).rollout.max_staleness
 

@@ -1,4 +1,4 @@
-"""What journals of earlier versions and the directories of runs tell, where the daemon's journal is not complete."""
+"""Make rows from journals of earlier versions and directories of runs, where the daemon's journal is incomplete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMPORTED = "imported from "
 
 
 def from_facts(facts: Sequence[Fact], runs_root: Path) -> Tables:
-    """As far as they tell: the directories of the runs say the rest."""
+    """Make rows of what the facts contain; the directories of the runs supply the rest."""
     tables = Tables()
     for fact in facts:
         name, run = fact.get("run"), tables.rows["runs"].get((fact.get("run"),))
@@ -101,7 +101,7 @@ def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
 
 
 def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
-    """Runs that only their directories tell of, unless one of that name was removed: each in words."""
+    """Add runs that only their directories know, except removed ones. Yields a sentence per unreadable one."""
     gone = {event["run"] for event in tables.rows["events"].values() if event["kind"] == "removed"}
     for directory in sorted(runs_root.iterdir()) if runs_root.is_dir() else []:
         name = directory.name
@@ -121,7 +121,7 @@ def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
 
 
 def add_attempts(tables: Tables) -> Iterator[str]:
-    """Of runs that are known, what their attempt directories tell beside the journals."""
+    """Add what the attempt directories of known runs contain beside the journals. Yields a sentence per failure."""
     for (name,), run in tables.rows["runs"].items():
         try:
             for row in attempts_of(RunDir(Path(run["directory"]))):
@@ -192,7 +192,7 @@ def as_it_went(directory: Path) -> Row:
 
 
 def origin_of(directory: Path) -> str | None:
-    """Of a fork: the version whose files lie in its directory."""
+    """Find the version that a fork began with: its files lie in the run's directory. None for a run that is no fork."""
     try:
         made = json.loads((RunDir(directory).origin / "manifest.json").read_bytes())
         return f"{made['run']}@{made['version']}"

@@ -102,7 +102,7 @@ def beginning(run: RunDir) -> bytes:
 
 
 def respecified(spec: str, old_root: Path, runs_root: Path) -> str:
-    """With the weights that it begins with where they are now, if they are files of a run of this home."""
+    """Point `lora.adapter_path` to where the files are now, if they belong to a run of this home."""
     plain = msgspec.json.decode(spec)
     lora = plain.get("lora") or {}
     path = Path(lora.get("adapter_path") or "")

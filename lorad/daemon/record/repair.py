@@ -1,7 +1,7 @@
-"""`lorad doctor --repair`: the database anew, from the daemon's journal, and the journals and directories of the runs.
+"""`lorad doctor --repair`: rebuild the database from the daemon's journal and the journals and directories of the runs.
 
-The new one is built beside the old one, which is kept; one rename puts it in its place. Runs that work go on meanwhile:
-the next daemon finds their processes as it always does.
+The new one is built beside the old one, which is kept; one rename puts it in its place. Running processes continue
+meanwhile: the next daemon finds them as it always does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ COUNTED = ("runs", "attempts", "steps", "versions", "checkpoints", "aliases", "s
 
 
 class Repaired(Struct, frozen=True):
-    """counts: rows by table; kept: the old database, None where there was none; told: what could not be taken over, and
-    what was not told by the daemon's journal alone."""
+    """The result of a repair.
+
+    counts: rows by table.
+    kept: the old database; None where there was none.
+    told: what could not be taken over, and what did not come from the daemon's journal alone.
+    """
 
     database: str
     kept: str | None
@@ -98,7 +102,10 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
 
 
 def number(told: Told, *, is_complete: bool) -> int:
-    """Of the newest change. The next daemon tells the journal everything where it was not complete."""
+    """Choose the number of the newest change that the new database has.
+
+    One less where the journal was not complete: the next daemon then writes the whole database to the journal.
+    """
     newest = told.changes[-1][1].number if told.changes else 0
     return newest if is_complete else max(0, newest - 1)
 
@@ -109,7 +116,7 @@ def journals_of(tables: Tables) -> dict[str, Path]:
 
 
 def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
-    """Where nobody told which checkpoints were deleted: those that are not there."""
+    """Mark checkpoints without files as deleted, where the journal does not say which ones were."""
     if is_complete:
         return []
     with store.write():
@@ -121,7 +128,7 @@ def missing_checkpoints(store: Store, *, is_complete: bool) -> list[str]:
 
 
 def give(home: Home, path: Path) -> None:
-    """To whose home it is: root may repair that of another."""
+    """Give a file to the owner of the home: root may repair the home of another user."""
     owner = home.root.stat()
     if owner.st_uid != os.geteuid():
         os.chown(path, owner.st_uid, owner.st_gid)

@@ -96,7 +96,7 @@ def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
 
 
 def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """Of runs that are over: what a run that works writes is on its way."""
+    """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
     known, versions = ever_made_by_all(reader), numbers(reader)
     for name, run in rows.items():
         if not RunState(run.state).is_over:

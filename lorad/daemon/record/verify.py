@@ -22,8 +22,13 @@ from lorad.protocol.journal import Record, decode
 
 @dataclass(frozen=True)
 class Subject:
-    """A run as the index has it. digests: of versions; needed: versions whose files must be there; checkpoints: paths
-    of those that count; works: files may come and go meanwhile; spared: samples went for the disk budget.
+    """A run as the database has it.
+
+    digests: number of a version -> sha256 of its tensors.
+    needed: versions whose files must be there.
+    checkpoints: paths of the checkpoints that count.
+    works: the run is active, so files may come and go meanwhile.
+    spared: samples were deleted for the disk budget.
     """
 
     directory: RunDir

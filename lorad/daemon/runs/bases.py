@@ -1,4 +1,4 @@
-"""On which weights an adapter was made. Those of another base with the same shapes take it without a word."""
+"""Which weights an adapter was made on. Another base with the same shapes would take the adapter without an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # of what an attem
 
 
 def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
-    """What the attempts of a run told of their base, the newest first; without any, what came with its adapter."""
+    """List the bases that the attempts of a run recorded, newest first; without any, what came with its adapter."""
     attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at)
     told = [{key: attempt[key] for key in KEYS if key in attempt} for attempt in attempts]
     return [base for place, base in enumerate(told) if base not in told[:place]] or request_of(run).bases
@@ -33,7 +33,7 @@ def inputs_of(ctx: Context, run: RunRow) -> dict[str, Input]:
 
 
 def base_in(pool: Pool) -> list[dict[str, Any]]:
-    """What an adapter that is served in the pool has as its base; [] where the pool cannot tell."""
+    """Describe the base of an adapter that the pool serves; [] where the pool does not report it."""
     sha256 = pool.status.info.model_sha256 if pool.status else ""
     return [{"model_sha256": sha256}] if sha256 else []
 

@@ -35,7 +35,7 @@ def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
 
 
 def expanded(path: str, user: User | None) -> Path:
-    """With `~` as that user means it."""
+    """Expand `~` as that user means it; without one, as the daemon does."""
     first, _, rest = path.partition("/")
     return Path(user.home) / rest if user is not None and first == "~" else Path(path).expanduser()
 

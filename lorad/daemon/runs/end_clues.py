@@ -36,8 +36,7 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
 
 
 def by_force(attempt: AttemptDir, process: ProcessState) -> str:
-    """Of a process that ended through no fault of its own: the daemon killed it as it hung, or the machine went down;
-    "" of any other."""
+    """Explain a forced end: the daemon killed the process as it hung, or the machine was restarted. Otherwise ""."""
     if process.exit_code is None and process.signal in (None, signal.SIGKILL) and (why := killed_for(attempt)):
         return why
     if was_restarted(attempt):
@@ -52,7 +51,7 @@ def was_restarted(attempt: AttemptDir) -> bool:
 
 
 def diagnosis_of(attempt: AttemptDir, process: ProcessState) -> Diagnosis | None:
-    """None also for a process that went as it should."""
+    """Diagnose why a process ended; None when no cause is known, or when it ended well."""
     if process.exit_code == 0:
         return None
     status = read_status(attempt) or {}

@@ -66,7 +66,7 @@ class Import:
     known: bool
 
     def row(self) -> RunRow:
-        """As if the run were there: what a pool is chosen by."""
+        """Make the row that the run would have: a pool is chosen by it."""
         return RunRow(
             name=self.name,
             owner_uid=self.owner_uid,
@@ -77,7 +77,7 @@ class Import:
         )
 
     def version(self) -> VersionRow:
-        """As if it were there: what a pool loads."""
+        """Make the row that the version would have: a pool loads it by that."""
         path, sha256 = str(self.files), self.sha256
         return VersionRow(run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid)
 
@@ -176,7 +176,7 @@ def write_version(made: Import, adapter: Adapter) -> None:
 
 
 def next_number(ctx: Context, name: str, uid: int) -> int:
-    """One that no engine has ever seen with this name, not even of an import that was refused just now."""
+    """Choose a number that no engine has ever seen with this name, not even of an import that was refused just now."""
     prefix = f"{name}@"
     loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
     seen = [version.removeprefix(prefix) for version in loaded if version.startswith(prefix)]

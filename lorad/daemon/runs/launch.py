@@ -35,7 +35,7 @@ def launch(ctx: Context, run: RunRow) -> None:
 
 
 def start_driver(ctx: Context, run: RunRow) -> None:
-    """It waits for the pool's socket itself."""
+    """Start the driver of the run's attempt. It waits for the pool's socket itself."""
     attempt, request, user = attempt_dir(run), request_of(run), ctx.user(run.owner_uid)
     life, pool = ctx.pools[run.pool or ""].number, ctx.pools[run.pool or ""].setup
     make_run(run_dir(run), user)
@@ -76,9 +76,9 @@ def reference_of(run: RunRow, request: Request) -> Reference | None:
 
 
 def start_of(run: RunRow) -> str | None:
-    """The checkpoint that a fork begins with; None for one that takes weights alone, by lora.adapter_path.
+    """Find the checkpoint that a fork begins with; None for one that takes weights alone, by lora.adapter_path.
 
-    A directory that a fork left which never came to be is nobody's.
+    A directory counts only for a run that is a fork: it may be left from a fork that failed.
     """
     origin = run_dir(run).origin
     return str(origin) if run.origin and origin.is_dir() and spec_of(run).lora.adapter_path is None else None

@@ -131,8 +131,10 @@ def slow(spec: Spec) -> str:
 
 
 async def end(process: Process) -> None:
-    """Of a guard: when nothing is left of what it started, or nothing that can be killed. A daemon that ends waits for
-    it, too: a guard that is killed itself ends nothing more."""
+    """Ask a guard to kill what it started, and wait until it has.
+
+    A daemon that ends waits too: a guard that is itself killed would leave its processes running.
+    """
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

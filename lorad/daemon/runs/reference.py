@@ -38,7 +38,11 @@ VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
 
 
 class Staged(NamedTuple):
-    """A reference on its way into a run's directory. root: a directory of its own; model: see `refuse_other_model`."""
+    """A reference on its way into a run's directory.
+
+    root: a directory of its own.
+    model: see `refuse_other_model`.
+    """
 
     reference: Reference
     root: Path
@@ -111,7 +115,7 @@ async def of_version(ctx: Context, caller: Caller, spec: Spec, wanted: str) -> S
 
 
 async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
-    """As the user of `uid`. Raises SpecError for what is no adapter."""
+    """Read an adapter as the user of `uid`. Raises SpecError for a directory that holds no adapter."""
     key = "lora.adapter_path" if wanted == "start" else KEY
     try:
         return await on_behalf(ctx, uid, read_peft, directory)
@@ -123,8 +127,9 @@ async def read(ctx: Context, uid: int, directory: Path, wanted: str) -> Adapter:
 
 
 async def written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, told: Reference) -> Staged:
-    """In a directory of the user's. told: with the sha256 that the tensors must have, where that is known. Raises
-    IntegrityError, StorageError.
+    """Write a reference into a directory of the user's. Raises IntegrityError, StorageError.
+
+    told: the reference, with the sha256 that its tensors must have where that is known.
     """
     sha256 = await asyncio.to_thread(adapter.digest)
     if told.sha256 not in ("", sha256):
@@ -180,6 +185,6 @@ def settle(made: Staged | None, directory: Path) -> None:
 
 
 def clear(made: Staged | None) -> None:
-    """Nothing is left of what was staged, whether it was settled or not."""
+    """Remove what was staged, whether it was settled or not."""
     if made is not None:
         discard(made.root)

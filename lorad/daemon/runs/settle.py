@@ -79,16 +79,16 @@ def driver_lost_its_pool(run: RunRow) -> bool:
 
 
 def is_without_pool(ctx: Context, run: RunRow) -> bool:
-    """By what its driver said or what is seen."""
+    """Check whether the driver reported that it lost its pool, or the pool is seen to be down."""
     life = life_of(ctx, run)
     return driver_lost_its_pool(run) or (life is not None and not life[1].is_up)
 
 
 def put_away(ctx: Context, run: RunRow) -> None:
-    """The next attempt would lose it too: a pool whose trainer or engine is gone takes seconds to end itself.
+    """Stop the pool that a run lost: the next attempt would lose it too, as a broken pool takes seconds to end itself.
 
-    Not when it has begun anew for others in the meantime, nor when others work in it: perhaps only this run lost it,
-    and if not, they will all say so.
+    A pool that has started again since, or that has other runs, stays: perhaps only this run lost it, and if not, they
+    will all report it.
     """
     pool = ctx.pools.get(run.pool or "")
     if pool is None or tenants_of(ctx, pool):
@@ -98,7 +98,7 @@ def put_away(ctx: Context, run: RunRow) -> None:
 
 
 def verdict(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str]:
-    """Why the attempt ended, and in words: what the driver said itself, else what was seen."""
+    """Decide why the attempt ended, with a sentence: by what the driver reported, else by what was seen."""
     if end := end_of(last_facts(run_dir(run).journal, run.attempt)):
         known = end.reason in EndReason.__members__.values()
         reason = EndReason(end.reason if known else "failed")
@@ -135,7 +135,7 @@ def pool_reason(ctx: Context, run: RunRow) -> EndReason:
 
 
 def was_killed(process: ProcessState) -> bool:
-    """By a signal; or its shim was killed as well, and nobody knows more than that it had begun."""
+    """Check for death by a signal; a process whose shim was killed as well counts too, as only its start is known."""
     return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
 
 

@@ -1,11 +1,12 @@
-"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep go on, the others stop.
+"""Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep continue, the others stop.
 
-A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then go
-on. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at all.
+A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further by then
+continue. The decision, the stops and the event are one transaction: a daemon that dies decides a rung once or not at
+all.
 
 What was sampled before the first update says nothing about a run, so that no rung is before it and no such reward
-counts. Of ETA runs one goes on, and with it whoever has exactly the same score as the last one that does: none of equal
-runs is stopped by its name. (ASHA, Li et al., 2020, keeps by a threshold, too.)
+counts. Of ETA runs one continues, and so does every run with exactly the same score as the last one that does: a name
+never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: 
 
 
 def end(ctx: Context, run: RunRow, why: str) -> None:
-    """As `lorad stop`, with the reason in words; `settle` of the daemon adds what the driver says."""
+    """End a run as `lorad stop` does, with `why` as the detail; `settle` adds what the driver says."""
     if run.state in (RunState.QUEUED, RunState.PAUSED):
         ctx.move(run.name, Move.END, reason=EndReason.STOPPED, detail=why)
         return

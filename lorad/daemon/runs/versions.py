@@ -50,7 +50,7 @@ def name_of(version: VersionRow | AliasRow) -> str:
 
 @contextlib.contextmanager
 def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
-    """Nothing deletes its files and no pool is told to let it go meanwhile."""
+    """Protect a version while a request uses it: its files are not deleted and no pool unloads it."""
     name = name_of(version)
     ctx.in_hand[name] += 1
     try:
@@ -62,7 +62,7 @@ def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
 
 
 def is_loaded(ctx: Context, version: VersionRow) -> bool:
-    """In the engine of a pool, as far as it has said."""
+    """Check whether the engine of a pool has the version loaded, by the pool's last status."""
     name = name_of(version)
     return any(name in pool.status.loaded for pool in heard(ctx, version.owner_uid) if pool.status)
 
@@ -73,7 +73,7 @@ def heard(ctx: Context, owner_uid: int) -> list[Pool]:
 
 
 def has_files(path: str | Path) -> bool:
-    """Of a version or a checkpoint. What its owner put there instead, as a link elsewhere, is not looked behind."""
+    """Check whether a version or checkpoint has a directory. Links do not count: an owner may put one in its place."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -81,7 +81,7 @@ def has_files(path: str | Path) -> bool:
 
 
 async def await_files(ctx: Context, version: VersionRow) -> None:
-    """Until its directory is there, which a pool that has it in memory writes. Raises Conflict when none will be."""
+    """Wait until the version's directory is there, written by the pool that has it. Raises Conflict if none will be."""
     deadline = time.monotonic() + WRITE_SECONDS
     if not has_files(version.path):
         await refresh(ctx)
@@ -92,7 +92,7 @@ async def await_files(ctx: Context, version: VersionRow) -> None:
 
 
 async def await_bytes(ctx: Context, version: VersionRow) -> None:
-    """Until a pool can serve it: from memory or from its files. Raises Conflict when they are gone."""
+    """Wait until a pool can serve the version, from memory or from its files. Raises Conflict when both are gone."""
     if not is_loaded(ctx, version):
         await await_files(ctx, version)
 

@@ -81,7 +81,7 @@ def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
 
 
 async def ready(ctx: Context, pool: Pool) -> None:
-    """Until it has answered once. Raises PoolLost when it ends before, or takes too long."""
+    """Wait until the pool has answered once. Raises PoolLost when it ends before, or takes too long."""
     deadline = time.monotonic() + ctx.patience.pool_ready
     while pool.status is None:
         look_at_process(ctx, pool)
@@ -108,7 +108,7 @@ def call_load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool) -> A
 
 
 def call_attest_again(ctx: Context, pool: Pool, version: VersionRow) -> Attestation:
-    """Of a version that is loaded. Runs in a thread."""
+    """Attest a version that is loaded. Runs in a thread."""
     return _attested(ctx, pool, "attest_again", load_of(version))
 
 

@@ -1,5 +1,7 @@
-"""One gateway's process: started, adopted, started again when it dies or is to be another one, ended when it is not
-wanted. Everything is read off its attempt directories, so that a new daemon knows what the one before did."""
+"""One gateway's process: it is started, adopted, restarted when it dies or its settings change, and ended when unused.
+
+All state is read from its attempt directories, so that a new daemon knows what the one before did.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def not_before(lives: list[AttemptDir]) -> float:
 
 
 def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
-    """One with other settings than it would have now, or begun before the home was moved, makes room for the next."""
+    """Watch a gateway's process; end it when its settings changed or the home was moved, so that the next can start."""
     if not ctx.waker.is_watched(attempt.root):
         ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
         began = read_object(attempt.command)  # earlier versions did not write all of it
@@ -125,6 +127,6 @@ def put_away(ctx: Context, gateway: Gateway) -> None:
 
 
 def is_up(ctx: Context, gateway: Gateway) -> bool:
-    """It answers."""
+    """Check whether the gateway answers."""
     lives = gateway.lives
     return bool(lives) and ctx.processes.inspect(lives[-1]).phase == "alive" and answers(gateway.socket)

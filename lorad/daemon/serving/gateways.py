@@ -48,14 +48,17 @@ def is_wanted(ctx: Context) -> bool:
 
 
 def owners_wanted(ctx: Context) -> set[int]:
-    """Those who have something to serve, and those for whose versions somebody asked of late."""
+    """List the owners who have something to serve, or whose versions were asked for recently."""
     recent = time.monotonic() - UNWANTED_SECONDS
     asked = {uid for uid, at in ctx.gateways_asked.items() if at > recent}
     return asked | owners_served(ctx.store)
 
 
 def owners_known(ctx: Context) -> set[int]:
-    """Those who have, or had, a gateway. A new daemon does not know who was asked for; what is up stays a while."""
+    """List the owners who have, or had, a gateway.
+
+    A new daemon does not know whose versions were asked for: a gateway that is up stays for a while.
+    """
     owners = ctx.home.gateway / "owners"
     there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
     for uid in there - ctx.gateways_asked.keys():
@@ -85,7 +88,7 @@ def public_gateway(ctx: Context) -> Gateway:
 
 
 def gateway_of(ctx: Context, uid: int) -> Gateway:
-    """Of an owner, of a shared daemon."""
+    """Describe the gateway of one owner, in a shared daemon."""
     root, socket, user = ctx.home.gateway_of(uid), ctx.home.gateway_socket_of(uid), ctx.user(uid)
     title = f"gateway of {user.name if user else uid}"
     return Gateway(title, root, socket, (str(ctx.home.root), "owner"), {"role": "owner"}, {}, user)
@@ -116,19 +119,19 @@ def stop_gateway(ctx: Context) -> bool:
 
 
 def gateway_socket(ctx: Context) -> str | None:
-    """Where the gateway answers now."""
+    """Find the socket on which the gateway answers now; None while it does not."""
     gateway = public_gateway(ctx)
     return str(gateway.socket) if is_up(ctx, gateway) else None
 
 
 def base_url(ctx: Context) -> str | None:
-    """Where the gateway listens on TCP, for clients that take a base URL; None where it does not."""
+    """Make the base URL of the gateway's TCP port, for clients that take one; None where it has no port."""
     port = ctx.config.gateway.port
     return f"http://127.0.0.1:{port}/v1" if port else None
 
 
 async def gateway_up(ctx: Context) -> None:
-    """Until it answers, or for as long as that should take."""
+    """Wait until the gateway answers, or for as long as that should take."""
     deadline = time.monotonic() + UP_SECONDS
     ctx.waker.poke()
     while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (sockets are polled)

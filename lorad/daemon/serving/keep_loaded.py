@@ -58,7 +58,7 @@ def is_due(pool: Pool, name: str) -> bool:
 
 
 def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[VersionRow]:
-    """Those that fit beside the pool's runs; about the others a warning is told."""
+    """Select the versions that fit beside the pool's runs, and warn about the others."""
     if not lacking or pool.status is None:
         return []
     room, fitting = room_in(ctx, pool), []
@@ -105,7 +105,7 @@ def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
 
 
 def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
-    """Not to be tried for a while."""
+    """Pause attempts to load a version into the pool, longer each time, and warn its run."""
     name = name_of(row)
     times = pool.refusals[name].times + 1 if name in pool.refusals else 1
     pool.refusals[name] = Refusal(times, time.monotonic() + min(FIRST_PAUSE * 2.0 ** (times - 1), LONGEST_PAUSE))

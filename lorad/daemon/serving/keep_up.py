@@ -66,7 +66,7 @@ def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
 
 
 def tell(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
-    """In the run's row, and as an event when it changed."""
+    """Write into the run's row what serving it waits for, with an event when that changed."""
     if waiting == run.waiting:
         return
     with ctx.store.write():
@@ -76,7 +76,7 @@ def tell(ctx: Context, run: RunRow, pool: Pool | None, waiting: str) -> None:
 
 
 def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
-    """From now on `pool`, or one like it, is kept up for these runs."""
+    """Keep `pool`, or one like it, up for these runs."""
     for name in names:
         run = runs.get(ctx.store, name)
         pool.serves.add(name)

@@ -35,7 +35,7 @@ def keep_table(ctx: Context) -> None:
 
 
 def write_table(ctx: Context) -> None:
-    """On disk when this returns. Raises StorageError; it is tried again then."""
+    """Write the gateways' table to disk. Raises StorageError; the next pass tries again."""
     served = ctx.served
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
@@ -64,7 +64,7 @@ def table(ctx: Context) -> dict[str, Any]:
 
 
 def entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> dict[str, Any]:
-    """Of versions of one run; none when the run's files cannot be read."""
+    """Make the table's entries for versions of one run; none when the run's files cannot be read."""
     try:
         about = {"model_path": request_of(run).model_path, "owner_uid": run.owner_uid, "socket": socket_of(ctx, run)}
     except (OSError, msgspec.MsgspecError, LoradError):

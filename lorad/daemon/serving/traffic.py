@@ -28,7 +28,7 @@ Names = dict[str, Figures]
 
 
 async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
-    """By alias, of rows that have an alias and its run; None: no gateway tells."""
+    """Collect the figures of each alias; None where no gateway reports any."""
     by_run = runs.owners_of_aliased(ctx.store) if ctx.system else {}
     of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
     uids = sorted({*of.values()})
@@ -42,7 +42,7 @@ def figures(names: Names | None, alias: str) -> Figures | None:
 
 
 async def told_by(ctx: Context, uid: int) -> Names | None:
-    """By a gateway that is up."""
+    """Read the figures that the owner's gateway wrote; None while it is not up."""
     if ctx.system and uid == NOBODY:
         return None
     gateway = gateway_of(ctx, uid) if ctx.system else public_gateway(ctx)

@@ -1,7 +1,7 @@
-"""Keeps a home within `disk_budget`: first what `lorad gc` deletes anyway goes, then what ended runs can spare.
+"""Keep a home within `disk_budget`: delete first what `lorad gc` deletes anyway, then what ended runs can spare.
 
-That is samples and versions that are neither pinned nor aliased, loaded, current or in a checkpoint that counts. What
-went is told in the log and to the run, as a warning.
+They can spare samples, and versions that are neither pinned nor aliased, loaded, current or in a checkpoint that
+counts. The log reports what was deleted, and so does a warning to the run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ async def paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
 
 
 def spare(ctx: Context) -> Iterator[Doomed]:
-    """Of the run that ended first: the oldest samples, all but the newest; then versions; then of the next run."""
+    """Yield what ended runs can spare: the oldest samples of each (all but the newest file), then versions.
+
+    The run that ended first comes first, both times.
+    """
     names = runs.names_first_ended(ctx.store, AT_ONCE)
     for name in names:
         for path in sorted(listed(run_dir(runs.get(ctx.store, name)).samples), key=age)[:-1]:
@@ -99,7 +102,7 @@ def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
 
 
 def is_still_free(ctx: Context, item: Doomed) -> bool:
-    """It took a while to measure it."""
+    """Check once more that nothing has asked for the item since it was found: measuring it took a while."""
     if item.kind not in ("version", "samples"):
         return bool(still(ctx, item.run, [item]))
     run = runs.find(ctx.store, item.run)
@@ -109,7 +112,7 @@ def is_still_free(ctx: Context, item: Doomed) -> bool:
 
 
 def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
-    """To the run, unless it is gone. What `lorad gc` would have deleted anyway stands in the log alone."""
+    """Warn the run, unless it is gone. What `lorad gc` would have deleted anyway is only in the log."""
     spared = [(item, size) for item, size in items if item.for_budget]
     if not spared or not runs.exists(ctx.store, run):
         return
@@ -125,7 +128,7 @@ def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
 
 
 def tell(ctx: Context, used: int, budget: int) -> None:
-    """In the log, when it changed: nothing more can go, or all is well again."""
+    """Log when the home no longer fits its budget and nothing more can be deleted, and when it fits again."""
     told = f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go" if used > budget else ""
     if bool(told) != bool(ctx.disk.told):
         log.warning("%s", told) if told else log.info("the home is within its disk budget again")

@@ -33,8 +33,10 @@ def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> I
 
 
 def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
-    """Those of a run's items (of "": of no run) that nothing has asked for since they were found. Delete them before
-    anything is awaited."""
+    """Keep the items of a run that nothing has asked for since they were found; run "": of no run.
+
+    Delete them before anything is awaited.
+    """
     now: Iterable[Doomed] = ()
     if not run:
         now = (*orphans(ctx), *old_pools(ctx))
@@ -45,7 +47,7 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
 
 
 def old_logs(run: RunRow) -> Iterator[Doomed]:
-    """Of attempts of a run that is over, all but the newest; what they were started with, and how they ended, stays."""
+    """Find logs of a finished run's attempts, except the newest few. What started them and how they ended stays."""
     if not RunState(run.state).is_over:
         return
     for attempt in list(attempts_under(run_dir(run).root))[:-LIVES]:
@@ -60,7 +62,7 @@ def logs_in(attempt: AttemptDir, run: str, why: str) -> Iterator[Doomed]:
 
 
 def orphans(ctx: Context) -> Iterator[Doomed]:
-    """Directories of runs that were removed. What no event tells of is left alone: the database may be an old one."""
+    """Find directories of removed runs. Others that the database does not know stay: it may be an old one."""
     known = {*runs.names(ctx.store)}
     for path in sorted(ctx.runs_root.iterdir()):
         if path.name.startswith(REMOVED) or (path.name not in known and was_removed(ctx, path)):
@@ -74,7 +76,7 @@ def was_removed(ctx: Context, path: Path) -> bool:
 
 
 def old_pools(ctx: Context) -> Iterator[Doomed]:
-    """Lives of pools before the newest few, and pools that ended long ago and that no run is to go on in."""
+    """Find all but the newest lives of pools, and pools that ended long enough before and no run will resume in."""
     wanted = runs.pools_in_use(ctx.store)
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
@@ -91,7 +93,7 @@ def is_used(pool: Pool) -> bool:
 
 
 def has_ended(lives: Iterable[AttemptDir]) -> bool:
-    """Long ago, and nothing of it lives."""
+    """Check whether nothing of a pool lives and its last life ended more than POOL_SECONDS before."""
     lives = list(lives)
     if not lives or any(is_locked(life) for life in lives):
         return False

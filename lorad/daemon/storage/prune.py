@@ -1,4 +1,4 @@
-"""Only the daemon deletes: checkpoints and version files that nothing can ask for, and leftovers of dead writers."""
+"""Delete checkpoints and version files that nothing can ask for, and leftovers of dead writers. Only the daemon may."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def prune_again(ctx: Context) -> None:
 
 
 def has_silent_pool(ctx: Context, run: RunRow) -> bool:
-    """One that has yet to answer a new daemon may have loaded any version of the run."""
+    """Check for a pool that has not answered this daemon yet: it may have loaded any version of the run."""
     return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
 
 
 async def discarded(ctx: Context, uid: int, paths: Sequence[Path]) -> None:
-    """Of one who has too much under way, they go later, as leftovers."""
+    """Discard files as their owner. If the user has too many requests in flight, they go later, as leftovers."""
     with contextlib.suppress(Conflict):
         await in_thread(ctx, uid, discard_all, paths)
 
@@ -238,7 +238,7 @@ def listed(parent: Path) -> list[Path]:
 
 
 def names_in(parent: Path) -> list[str]:
-    """In order, at most LISTED: the directory may be another user's. None where it cannot be read."""
+    """List the names in a directory in order, at most LISTED: it may be another user's. [] where it cannot be read."""
     try:
         with os.scandir(parent) as entries:
             return sorted(entry.name for entry in islice(entries, LISTED))
