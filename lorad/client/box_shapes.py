@@ -33,7 +33,7 @@ class Runtime(Struct, frozen=True):
 
 
 class Engine(Struct, frozen=True):
-    """Before the pool answers there is only the name; see EngineHealth in lorad/engines/base.py."""
+    """An engine, see EngineHealth in lorad/engines/base.py. Before the pool answers there is only the name."""
 
     name: str = ""
     software: str | UnsetType | None = UNSET
@@ -50,7 +50,7 @@ class Engine(Struct, frozen=True):
 
 
 class Trainer(Struct, frozen=True):
-    """Before the pool answers there is only the name; see TrainerHealth in lorad/trainers/base.py."""
+    """A trainer, see TrainerHealth in lorad/trainers/base.py. Before the pool answers there is only the name."""
 
     name: str = ""
     software: dict[str, str] | UnsetType = UNSET

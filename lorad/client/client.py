@@ -169,8 +169,10 @@ class Client:
         )
 
     def own_logs(self, of: str, *, offset: int = -65536, limit: int = 1 << 20) -> LogPart:
-        """As `logs`, of the `daemon`, or of the `gateway` that is the caller's: the one that everybody asks for an
-        admin, else that of the caller's own versions."""
+        """Read the log of the `daemon`, or of the caller's `gateway`, as `logs` does.
+
+        An admin's gateway is the one that everybody asks; any other user's is the one of their own versions.
+        """
         return _as(LogPart, self._http.get(f"/v1/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}"))
 
     # -- versions --------------------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ class Client:
         )
 
     def pin(self, version: str) -> Version:
-        """Keep a version loaded and its files safe. Its pool is started by whoever asks for it."""
+        """Keep a version loaded and its files safe. The next request for it starts its pool."""
         return _as(Version, self._http.post(f"/v1/versions/{quote(version, safe='')}/pin", {}))
 
     def unpin(self, version: str) -> Version:
@@ -283,7 +285,7 @@ def _as(kind: type[T], answer: Any) -> T:
 
 
 def _path(run: str) -> str:
-    """Of the requests about a run. Raises NotFound for what is no name and would be another path."""
+    """Make the path of requests about a run. Raises NotFound for what is no name and would be another path."""
     if run in ("", ".", ".."):
         raise NotFound(f"no run named {run!r}", hint="`lorad list --all` shows every run.")
     return f"/v1/runs/{quote(run, safe='')}"

@@ -13,7 +13,7 @@ def why(run: Run) -> str:
 
 
 def failures(run: Run) -> str:
-    """How many rewards of a run failed and how many of its updates were skipped, in words; "" for none."""
+    """Say how many rewards of a run failed and how many of its updates were skipped; "" for none."""
     counts = {
         "rewards failed": run.signals.failed_rewards_total,
         "updates skipped": run.signals.skipped_updates_total,

@@ -60,7 +60,7 @@ class AsyncConnection:
         return result
 
     async def stream(self, verb: str, args: Any) -> AsyncGenerator[Any, None]:
-        """The items of a verb, then its result as the last one. Closed before that, the pool is told to end it."""
+        """Yield the items of a verb, then its result as the last one. Closing it early makes the pool end the verb."""
         if self._why:
             raise self._lost()
         kind, number = VERBS[verb], next(self._ids)

@@ -15,8 +15,9 @@ FINISHES: tuple[Finish | None, ...] = (None, "stop", "length", "abort")
 class Prompt(Struct, frozen=True):
     """One prompt and how many samples of it are wanted.
 
-    tokens: int32 [P]. seeds: uint64 [n], one for each sample; a sample depends on its own seed, the prompt, the
-    version and the sampling parameters, on nothing else that is random.
+    tokens: int32 [P].
+    seeds: uint64 [n], one for each sample. A sample depends on its own seed, the prompt, the version and the sampling
+        parameters, on nothing else that is random.
     """
 
     id: str
@@ -45,8 +46,9 @@ class Sampling(Struct, frozen=True):
 class Chunk(Struct, frozen=True):
     """Some new tokens of one sample; a sample is the concatenation of its chunks, the last of which has `finish`.
 
-    tokens: int32 [t]. logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and
-    top-p. `version` is the engine-side name that made these tokens.
+    version: the engine-side name of the version that made these tokens.
+    tokens: int32 [t].
+    logprobs: float32 [t], natural log under the temperature-scaled distribution before top-k and top-p.
     """
 
     prompt: str
@@ -74,7 +76,10 @@ class Chunks(Struct, frozen=True):
 
     @classmethod
     def of(cls, version: str, chunks: Sequence[Chunk], positions: Mapping[str, int]) -> Chunks:
-        """At least one chunk. positions: of each prompt's id."""
+        """Pack chunks of one version; at least one.
+
+        positions: the id of a prompt -> its position in the call.
+        """
         return cls(
             version=version,
             prompts=np.array([positions[chunk.prompt] for chunk in chunks], np.int32),

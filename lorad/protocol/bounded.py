@@ -62,7 +62,7 @@ class Doorkeeper:
             self._counts += Counter()  # forget who has none
 
     def is_flooded(self, uid: int | None) -> bool:
-        """By one who does not take the answer that it is too many."""
+        """Check for a user who keeps opening connections after being refused."""
         return self._counts[uid] > 2 * self.most(uid) or len(self.there) > self._most + 64
 
     def _look(self) -> None:
@@ -155,7 +155,7 @@ class Guarded(RequestHandler):
             self._silent_since = now
 
     def _drop(self, status: int = 0, error: LoradError | None = None) -> None:
-        """At once; `error` gets as far as the reader has room for it."""
+        """Close the connection at once; the reader gets as much of `error` as there is room for."""
         transport = self.transport
         if transport is None:
             return
@@ -172,5 +172,8 @@ def _in_words(error: LoradError, status: int) -> web.Response:
 
 
 def bounded(app: web.Application, **options: Any) -> web.AppRunner:
-    """For connections that a Doorkeeper makes. Nothing is unpacked: a kilobyte of gzip can be a gigabyte."""
+    """Make a runner for connections that a Doorkeeper accepts.
+
+    It unpacks no compressed bodies: a kilobyte of gzip can be a gigabyte.
+    """
     return web.AppRunner(app, access_log=None, lingering_time=LINGER, auto_decompress=False, **options)

@@ -95,10 +95,12 @@ class OptimStep(Struct, frozen=True):
 
 
 class Stepped(Struct, frozen=True):
-    """tokens, seconds: of the forward and backward passes since the step before, prompts included, without waiting.
+    """The result of an optimizer step.
 
-    mfu: see `lorad/pool/work.py`. memory, memory_peak: see `TrainerHealth`. None: not told. waited: seconds for which
-    the run's work on its slot waited for its turn since the step before.
+    tokens, seconds: of the forward and backward passes since the step before, prompts included, waiting excluded.
+    mfu: see `lorad/pool/work.py`; None where it is not known.
+    memory, memory_peak: see `TrainerHealth`; None where it is not known.
+    waited: seconds that the run's work on its slot waited for its turn since the step before.
     """
 
     grad_norm: float
@@ -138,8 +140,10 @@ class Publish(Struct, frozen=True):
 
 
 class Attestation(Struct, frozen=True):
-    """passed | inconclusive (delivery proved, too little signal to tell more) | failed. `facts`: the numbers.
+    """The result of an attestation.
 
+    verdict: inconclusive means that delivery is proved, but the signal is too small to prove more.
+    facts: the measured numbers.
     delivered_sha256: of the file that servers read the version from; "" where it is served from memory.
     """
 

@@ -79,7 +79,7 @@ def encode(message: Any) -> list[bytes | memoryview]:
 
 
 def read(recv_exactly: Callable[[int], bytearray], most: int = MAX_BODY) -> tuple[Prefix, bytearray]:
-    """One frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
+    """Read one frame of at most `most` bytes from a blocking source, for `decode`. Raises BadFrame."""
     prefix = parse_prefix(recv_exactly(PREFIX.size))
     if prefix.body > most:
         raise BadFrame(f"a frame of {prefix.body} bytes, where {most} are a lot")
@@ -133,7 +133,7 @@ def _split(prefix: Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int
 
 
 def _spans(end: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where buffers of these sizes begin and end, one after another behind `end`."""
+    """Yield where buffers of these sizes begin and end, one after another behind `end`."""
     for size in sizes:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + size

@@ -1,8 +1,8 @@
-"""How a process says that it lives and gets on: a small file that a thread of it overwrites every two seconds.
+"""How a process shows that it lives and progresses: a small file that one of its threads overwrites every two seconds.
 
-The file's time tells whether the process is scheduled at all; `progress` whether what it is `doing` gets anywhere.
-Whoever waits for another process that is judged by itself, or by a time-out, is doing nothing meanwhile: of a slow
-machine nobody is to say that it stalls.
+The file's time shows whether the process is scheduled at all, `progress` whether what it is `doing` gets anywhere.
+A process does nothing while it waits for another one that is judged by its own beats, or for a time-out: so a slow
+machine never makes it look stalled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ LOOP_SECONDS = 10.0  # after which an event loop that does not come round is bus
 
 
 class Beat(Struct, frozen=True):
-    """progress: grows while everything that is being done gets on; doing: what it is at, "" while it has nothing to
-    do; at: Unix time."""
+    """What a process last said of itself.
+
+    at: Unix time.
+    progress: a number that grows while everything that is being done progresses.
+    doing: what it is doing; "" while it has nothing to do.
+    """
 
     at: float
     progress: int
@@ -81,7 +85,7 @@ class Heart:
         self._looped = time.monotonic()
 
     def beat(self) -> Beat:
-        """As of now; counts. A thread that ended does nothing any more."""
+        """Make a beat and count progress. A thread that ended is not busy any more."""
         there = {thread.ident for thread in threading.enumerate()}
         now, busy = time.monotonic(), {who: doing for who, doing in list(self._doing.items()) if doing and who in there}
         if self._looped is not None and now - self._looped > LOOP_SECONDS:

@@ -30,7 +30,7 @@ def look(path: Path, *, hashed: bool = True) -> Input:
 
 
 def changes(before: Mapping[str, Input]) -> list[str]:
-    """In words, which files are not as they were."""
+    """List the files that changed since `before`, a sentence each."""
     found = []
     for key, old in before.items():
         try:

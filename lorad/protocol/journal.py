@@ -33,9 +33,11 @@ VERSION = 1
 
 
 class Record(Struct, frozen=True):
-    """One fact. `at`: Unix seconds. `step`: the number of optimizer steps done when it became true.
+    """One fact.
 
-    `crc`: zlib.crc32 of the JSON of all other fields in this order.
+    at: Unix seconds.
+    step: the number of optimizer steps done when it became true.
+    crc: zlib.crc32 of the JSON of all other fields in this order.
     """
 
     v: int
@@ -67,11 +69,16 @@ class Reference(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """kind `attempt`. `resumed_from`: the checkpoint's step, None for a fresh start. `data_sha256`: of the rows.
+    """A record of kind `attempt`: what an attempt began with.
 
-    parameters: of the adapter; base_parameters: of the base, 0 when not told. model_sha256: see `PoolInfo`. trainer,
-    engine: the backends. sizes: of the trainer along its axes, where there is more than one rank. inputs: files that it
-    read, see `lorad/driver/inputs.py`.
+    resumed_from: the checkpoint's step; None for a fresh start.
+    parameters: number of parameters of the adapter.
+    data_sha256: digest of the rows.
+    model_sha256: see `PoolInfo`.
+    base_parameters: number of parameters of the base; 0 where it is not known.
+    trainer, engine: the backends.
+    sizes: sizes of the trainer along its axes, where there is more than one rank.
+    inputs: files that the attempt read, see `lorad/driver/inputs.py`.
     """
 
     pid: int

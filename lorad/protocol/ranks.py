@@ -1,4 +1,4 @@
-"""What the daemon tells a pool whose trainer is made of processes of its own."""
+"""How to start a trainer that is made of processes of its own: what the daemon writes for the pool."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ Size = Annotated[int, Meta(ge=1)]
 
 
 class RanksSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Part of `pool.json`. There are tp x pp x cp x dp ranks (no trainer takes cp yet); ep is inside of these.
+    """How to start the ranks; a part of `pool.json`.
 
-    python: the interpreter of the virtual environment that the backend is installed in; "" is lorad's own. env: added
-    to its environment. args: the user's own settings of the backend.
+    There are tp x pp x cp x dp ranks (no trainer takes cp yet); ep is inside of these.
+
+    python: the interpreter of the virtual environment that the backend is installed in; "" is lorad's own.
+    env: added to its environment.
+    args: the user's own settings of the backend.
     """
 
     python: str = ""

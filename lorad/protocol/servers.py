@@ -1,4 +1,4 @@
-"""What the daemon tells a pool whose engine is a server in a process of its own."""
+"""How to start an engine that is a server in a process of its own: what the daemon writes for the pool."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ UNIX = "unix:"  # how the address of a server on a Unix socket begins
 
 
 class ServerSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Part of `pool.json`.
+    """How to start or reach the servers; a part of `pool.json`.
 
-    python: the interpreter of the virtual environment that the server is installed in; "" with `urls`. env: added to
-    its environment. servers: how many, each with the whole model; tp: devices of each. max_rank, targets (leaf names of
-    linears): of the adapters that will be loaded. scaled_logprobs: some temperature is neither 0 nor 1. urls: of
-    servers that the user runs, instead of starting any (http://host:port or unix:/path); key_file, admin_key_file: each
-    holds one key. engine_args: the user's own flags.
+    python: the interpreter of the virtual environment that the server is installed in; "" with `urls`.
+    env: added to its environment.
+    servers: how many there are, each with the whole model.
+    tp: how many devices each has.
+    max_rank: the largest rank of the adapters that will be loaded.
+    targets: leaf names of the linears that these adapters change.
+    scaled_logprobs: some temperature is neither 0 nor 1.
+    urls: servers that the user runs, instead of starting any (http://host:port or unix:/path).
+    key_file, admin_key_file: files that hold one key each.
+    engine_args: the user's own flags.
     """
 
     python: str = ""

@@ -6,11 +6,12 @@ from msgspec import Struct
 
 
 class PoolInfo(Struct, frozen=True):
-    """Who a pool is.
+    """What a pool is.
 
-    base_checksum: sha256 over the base's weights as the trainer holds them, when they were loaded: trainers that hold
-    them otherwise (sharded, fused) have others. model_sha256: over the weight files, the same for all of them.
-    parameters: of the base, 0 when not told.
+    base_checksum: sha256 over the base's weights as the trainer held them after loading. Trainers that hold them
+        differently (sharded, fused) have other checksums.
+    model_sha256: sha256 over the weight files, the same for all trainers.
+    parameters: number of parameters of the base; 0 where it is not known.
     """
 
     pool: str
@@ -31,7 +32,12 @@ class PoolInfo(Struct, frozen=True):
 
 
 class Tenant(Struct, frozen=True):
-    """phase: the verb under way, or `idle`. bytes: of its slot. waited: seconds since it was opened, see `Stepped`."""
+    """A run in a pool.
+
+    phase: the verb in progress, or `idle`.
+    bytes: size of its slot.
+    waited: seconds that it has waited since it was opened, see `Stepped`.
+    """
 
     run: str
     attempt: int
@@ -42,9 +48,10 @@ class Tenant(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What runs may still take of a pool. Bytes are of slots (weights, gradients, Adam) and of loaded versions.
+    """What runs may still take of a pool. Bytes count slots (weights, gradients, Adam) and loaded versions.
 
-    versions: loaded, or about to be, of at most max_versions; memory: bytes for them in all, 0 when not told.
+    versions: how many are loaded or about to be, of at most max_versions.
+    memory: bytes for slots and versions in all; 0 where it is not known.
     """
 
     max_versions: int
@@ -55,7 +62,7 @@ class Capacity(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """See `EngineHealth` in lorad/engines/base.py. None: it is not told.
+    """The state of an engine, see `EngineHealth` in lorad/engines/base.py. None stands for what it does not report.
 
     adapters_per_step: median number of distinct versions in the last decode steps that had any.
     """
@@ -73,7 +80,10 @@ class EngineStatus(Struct, frozen=True):
 
 
 class TrainerStatus(Struct, frozen=True):
-    """See `TrainerHealth` in lorad/trainers/base.py. here: its base is on its devices, not in host memory."""
+    """The state of a trainer, see `TrainerHealth` in lorad/trainers/base.py.
+
+    here: its base is on its devices, not in host memory.
+    """
 
     alive: bool
     detail: str = ""
@@ -83,8 +93,9 @@ class TrainerStatus(Struct, frozen=True):
 
 
 class PoolStatus(Struct, frozen=True):
-    """What a pool does now. Rates are of the last seconds. engine, trainer: None from a pool that does not tell yet.
+    """What a pool does now. Rates cover the last seconds.
 
+    engine, trainer: None until the pool reports them.
     kept: see `LoadVersion`.
     """
 

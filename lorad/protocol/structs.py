@@ -11,7 +11,10 @@ import msgspec
 
 
 def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
-    """Those of lorad that were defined so far: how many. For the start of a process, when its modules are imported."""
+    """Build the decoders of all structs of lorad that are defined so far, and count them.
+
+    Call it at the start of a process, when its modules are imported.
+    """
     known = 0
     for struct in base.__subclasses__():
         if struct.__module__.partition(".")[0] == "lorad":

@@ -1,4 +1,4 @@
-"""What a gateway tells of its requests: a small file beside it, replaced at most once a second while there are any."""
+"""What a gateway reports of its requests: a file beside it, replaced at most once a second while there are any."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ Rate = Annotated[float, Meta(ge=0)]
 
 
 class Figures(Struct, frozen=True):
-    """Of one name. requests: that ended, without those that were refused for what they ask; failed: those of them that
-    ended with an error of the serving side; tokens: that were generated. These three are since the gateway began.
+    """The traffic of one name.
 
-    Rates and seconds are of the last `window` seconds, seconds of the newest 256 answers in it, or None where there is
-    none. ttft: until the first token, of streams; p50, p95: until the end.
+    Rates and seconds cover the last `window` seconds; seconds are of the newest 256 answers in it, or None without any.
+
+    requests: requests that ended since the gateway began, without those that were refused as invalid.
+    failed: those of them that ended with an error of the serving side.
+    tokens: tokens generated since the gateway began.
+    ttft_p50, ttft_p95: seconds until the first token of a stream.
+    p50, p95: seconds until the end of an answer.
     """
 
     requests: Count = 0
@@ -35,7 +39,11 @@ class Figures(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """names: aliases, versions and whatever else was asked for; since: Unix time at which counting began."""
+    """All that a gateway reports.
+
+    since: Unix time at which counting began.
+    names: figures of each alias, version or other name that was asked for.
+    """
 
     since: float
     names: dict[str, Figures]

@@ -82,7 +82,7 @@ def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
 
 
 def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
-    """By alias, the version that `before` finds; without those aliases that have none."""
+    """Find, for each alias that has one, the version that it served before."""
     sql = """
     SELECT a.alias, m.run, m.version FROM aliases a JOIN alias_moves m ON m.id = (
       SELECT max(id) FROM alias_moves o WHERE o.alias = a.alias AND (o.run, o.version) != (a.run, a.version)

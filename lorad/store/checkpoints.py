@@ -1,4 +1,4 @@
-"""Checkpoints from which a run can go on."""
+"""Checkpoints from which a run can resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lorad.store.rows import CheckpointPlace, CheckpointRow
 
 
 def checkpoints(store: Rows, run: str) -> list[CheckpointRow]:
-    """Those that count and are not deleted, the newest last."""
+    """List the checkpoints of a run that count and are not deleted, the newest last."""
     sql = (
         "SELECT c.run, c.step, c.attempt, c.version, r.directory || '/' || c.path AS path, c.bytes, c.created_at "
         "FROM checkpoints c JOIN runs r ON r.name = c.run "

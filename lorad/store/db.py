@@ -133,12 +133,15 @@ class Store(Rows):
 
     @property
     def changes(self) -> int | None:
-        """As long as it is the same number, every question has the same answer; None within a `write`."""
+        """A number that changes with every write: while it stays the same, every read has the same answer.
+
+        It is None within a `write`.
+        """
         return None if self._connection.in_transaction else self._connection.total_changes
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, from BEGIN IMMEDIATE to COMMIT; rolled back when the block raises. Never await inside.
+        """Open a transaction, from BEGIN IMMEDIATE to COMMIT; roll back when the block raises. Never await inside.
 
         Inside another `write` it is a part of that one: it commits with it, and what it did is undone if it raises.
         """
@@ -209,7 +212,10 @@ class Store(Rows):
         return number_of(self._connection)
 
     def record(self, journal: Journal, *, all: bool) -> None:
-        """From now on what no journal of a run tells goes to `journal` first (all: and at once all there is)."""
+        """Write to `journal`, before each commit, what no journal of a run contains.
+
+        all: write the whole database at once.
+        """
         self._recorder = Recorder(self._connection, journal)
         if all:
             with self.write():

@@ -1,4 +1,4 @@
-"""Events: who did what, append-only, numbered in order. They outlive the runs that they tell of."""
+"""Events: who did what, append-only, numbered in order. They outlive the runs that they are about."""
 
 from __future__ import annotations
 

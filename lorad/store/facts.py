@@ -59,7 +59,7 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
 
 
 def event_data(record: Record) -> dict[str, Any]:
-    """What an event tells of a record: all but the ids of the prompts."""
+    """Make the data of a record's event: everything in the record except the ids of the prompts."""
     data = {key: value for key, value in record.data.items() if key != "prompts"}
     return {"attempt": record.attempt, "step": record.step} | data
 

@@ -1,4 +1,4 @@
-"""From a run's journal into the index: every fact exactly once, in the order of the journal, some records at a time.
+"""Ingest a run's journal: every fact exactly once, in the order of the journal, some records at a time.
 
 Rows and the place up to which the journal was read commit together. When the last record read is no longer where it
 was (the journal was cut: only a record that was never fsynced can go), the journal is read again from its start: facts
@@ -104,7 +104,11 @@ def _place(store: Store, run: str) -> Place:
 
 
 def _unread(journal: Path, place: Place) -> tuple[bool, Found, bool]:
-    """Whether the journal goes on after `place`, a portion of the records to take in, and whether it is not all."""
+    """Read a portion of the records after `place`.
+
+    Returns whether the journal still continues from `place` (else the portion is from its start), the portion, and
+    whether more records follow.
+    """
     if place.seq:
         records = read(journal, place.start)
         last, _ = next(records, (None, 0))

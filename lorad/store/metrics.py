@@ -25,9 +25,9 @@ def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Ste
 
 
 def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[StepRow]:
-    """Of what `steps` gives the first `limit` whose numbers are multiples of `every` (from 1 on), and the last of all.
+    """List the first `limit` steps after `after` whose numbers are multiples of `every`, and the last step of all.
 
-    It looks at no others, so a million steps cost what their answer costs.
+    It reads no others, so the cost depends on the answer alone, even with a million steps.
     """
     wanted = (
         "WITH RECURSIVE last(step) AS (SELECT max(step) FROM steps WHERE run = :run AND lineage = 1), "
@@ -45,7 +45,7 @@ def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int =
 
 
 def evals(store: Rows, run: str) -> list[EvalRow]:
-    """In order of steps."""
+    """List the evals of a run that count, in order of steps."""
     columns = ", ".join(EvalRow.__struct_fields__)
     sql = f"SELECT {columns} FROM evals WHERE run = ? AND lineage = 1 ORDER BY step, attempt"
     return [EvalRow(**row) for row in store.rows(sql, (run,))]
@@ -110,7 +110,7 @@ class StepTotals(Struct, frozen=True):
 
 
 def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
-    """With the steps that are new. Rows of a run that was removed meanwhile still count."""
+    """Add the steps that are new since `before`. Rows of a run that was removed meanwhile still count."""
     newest = store.rows("SELECT coalesce(max(rowid), 0) AS n FROM steps")[0]["n"]
     if newest <= before.rowid:
         return msgspec.structs.replace(before, rowid=newest)

@@ -1,4 +1,4 @@
-"""A database built from facts: the rows that the daemon's journal tells, and the journals of the runs."""
+"""A database built from facts: the rows in the daemon's journal, and the journals of the runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tables:
     rows: dict[str, dict[Key, Row]] = field(default_factory=lambda: {table: {} for table in KEYS})
 
     def apply(self, change: Change) -> None:
-        """As if it were committed."""
+        """Apply a change to the rows, as if it were committed."""
         for table, keys in change.gone.items():
             for key in keys if table in KEYS else ():
                 self.forget(table, tuple(key))
@@ -60,8 +60,11 @@ class Tables:
 
 
 def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: int) -> list[str]:
-    """Fill an empty database; journals: of the runs in `tables` that have one; number: of the newest change that it
-    has. What could not be taken over, in words."""
+    """Fill an empty database. Returns a sentence for everything that could not be taken over.
+
+    journals: the journals of the runs in `tables` that have one.
+    number: the number of the newest change that the database has.
+    """
     told: list[str] = []
     with store.write() as connection:
         connection.execute(f"PRAGMA user_version = {number}")
@@ -150,9 +153,9 @@ def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], s
 
 
 def number_events(connection: sqlite3.Connection) -> None:
-    """In order of time. Those whose number is known keep it; the others get what is free between them, or come later.
+    """Number the events in order of time. A known number is kept; the others get free numbers between, or later ones.
 
-    What comes next gets a larger number than any event ever had: whoever follows events goes on where they were.
+    The next event gets a larger number than any event ever had, so that followers continue where they were.
     """
     # Whatever the clock said, nothing of a run comes before its first event.
     for statement in (FIRST, LATER, "DROP TABLE first"):

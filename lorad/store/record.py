@@ -1,8 +1,8 @@
-"""The daemon's own facts, row by row: what no journal of a run tells, so that the database can be built anew.
+"""The daemon's own facts, row by row: what no journal of a run contains, so that the database can be rebuilt.
 
 Triggers of this connection note which rows and columns a transaction touches; they go to the daemon's journal, fsynced,
-before the transaction commits. `PRAGMA user_version` counts such transactions: so journal and database know of each
-other how far they are. Steps, versions and the like come from the journals of the runs and are not noted.
+before the transaction commits. `PRAGMA user_version` counts such transactions, which shows how far journal and database
+are relative to each other. Steps, versions and the like come from the journals of the runs and are not noted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ NEW, GONE = "*", "-"  # in place of a column
 
 
 class Change(Struct, frozen=True):
-    """Of one transaction, or (all) of the whole database. rows: by table, key columns and what has another value now;
-    gone: keys, and whatever belongs to them."""
+    """The change of one transaction, or of the whole database.
+
+    rows: by table, key columns and the columns that changed.
+    gone: by table, keys of deleted rows, with everything that belongs to them.
+    """
 
     number: int
     rows: dict[str, list[Row]] = {}
@@ -49,14 +52,14 @@ class Change(Struct, frozen=True):
 
 
 class Journal(Protocol):
-    """Where changes go before they are committed."""
+    """A journal that gets changes before they are committed."""
 
     def write_ahead(self, change: Change, *, all: bool = False) -> None:
-        """On disk when it returns. Raises OSError; then nothing was written."""
+        """Write a change to disk before returning. Raises OSError; then nothing was written."""
         ...
 
     def undo(self) -> None:
-        """The change that was written last was not committed after all."""
+        """Take the last change back, as it was not committed after all."""
         ...
 
 
@@ -70,7 +73,7 @@ class Recorder:
             connection.execute(statement)
 
     def write_ahead(self) -> bool:
-        """In a transaction that is about to commit: whether there was something to tell."""
+        """Write the changes of the open transaction to the journal, before its commit. False when there are none."""
         change = self._change()
         if change is None:
             return False
@@ -118,7 +121,7 @@ class Recorder:
         return next(iter(self._select(table, columns, f"WHERE {where}", key)), None)
 
     def _all(self, table: str) -> list[Row]:
-        """In the order in which they came to be."""
+        """List the rows of a table in the order in which they were inserted."""
         where = " WHERE " + " OR ".join(f'"{column}"' for column in ONLY[table]) if table in ONLY else ""
         if table == "events":
             newest = "SELECT max(id) FROM events WHERE kind = 'version' AND {} GROUP BY run"
@@ -154,7 +157,7 @@ def number_of(connection: sqlite3.Connection) -> int:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Those that are noted, without the key."""
+    """List the columns that are noted, without the key."""
     named = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
     left_out = DERIVED | PASSING if table == "runs" else frozenset[str]()
     return [c for c in ONLY.get(table, named) if c not in KEYS[table] and c not in left_out]

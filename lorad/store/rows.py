@@ -161,7 +161,7 @@ class CheckpointRow(Struct, frozen=True, kw_only=True):
 class CheckpointPlace(Struct, frozen=True, kw_only=True):
     """Where the files of a checkpoint should be.
 
-    path: absolute.
+    path: an absolute path.
     """
 
     run: str

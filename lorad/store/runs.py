@@ -109,7 +109,7 @@ def every(store: Rows) -> list[RunRow]:
 
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
-    """Without the states that no run is in."""
+    """Count the runs in each state that has any."""
     rows = store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
     return {RunState(row["state"]): row["runs"] for row in rows}
 
@@ -163,7 +163,7 @@ def owners_served(store: Rows) -> set[int]:
 
 
 def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
-    """Those of them that there are, newest first."""
+    """List the runs that exist among `names`, newest first."""
     marks = ", ".join("?" for _ in names)
     sql = f"SELECT {SUMMARY} FROM runs WHERE name IN ({marks}) ORDER BY created_at DESC, rowid DESC"
     return [run_summary(row) for row in store.rows(sql, tuple(names))]
@@ -184,7 +184,7 @@ def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
 
 
 def in_states(store: Rows, *states: RunState) -> list[RunRow]:
-    """In the order of the queue: by priority, highest first, then oldest first."""
+    """List the runs in these states as a queue: highest priority first, then oldest first."""
     marks = ", ".join("?" for _ in states)
     sql = f"SELECT *, {BASE} FROM runs WHERE state IN ({marks}) ORDER BY priority DESC, created_at, rowid"
     return [run_row(row) for row in store.rows(sql, states)]
@@ -198,7 +198,7 @@ def queue(store: Rows) -> list[QueuedRow]:
 
 
 def latest_starts(store: Rows) -> dict[int, float]:
-    """When each owner's newest attempt began, by uid; Unix time."""
+    """Find when each owner's newest attempt began: uid -> Unix time."""
     sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts JOIN runs ON runs.name = attempts.run
     GROUP BY owner_uid"""
     return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
@@ -220,7 +220,7 @@ def restarts(store: Rows, name: str) -> int:
 
 
 def that_serve(store: Rows) -> list[RunRow]:
-    """Those for which a pool is kept up, oldest first."""
+    """List the runs for which a pool is kept up, oldest first."""
     return [
         run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs WHERE serving = 1 ORDER BY created_at, rowid")
     ]
@@ -236,7 +236,7 @@ def move(
     detail: str = "",
     by: str = DAEMON,
 ) -> RunRow:
-    """Make one move of `lorad.states.MOVES` and tell its event, both or neither: the new row.
+    """Make one move of `lorad.states.MOVES` and append its event, both or neither. Returns the new row.
 
     `reason` belongs to END and to nothing else (ValueError). Raises NotFound, and Conflict when the move is not allowed
     from the present state or that state is not `expect`.
@@ -322,8 +322,10 @@ def end_attempt(
     reason: str | None,
     detail: str = "",
 ) -> None:
-    """How its driver went; `detail`: why, in words. Repeating it changes nothing of what is known: the first end
-    counts."""
+    """Record how the driver of an attempt ended. Repeating it changes nothing that is known: the first end counts.
+
+    detail: why it ended, as a sentence.
+    """
     sql = (
         "UPDATE attempts SET detail = CASE detail WHEN '' THEN ? ELSE detail END, "
         "ended_at = coalesce(ended_at, ?), exit_code = coalesce(exit_code, ?), "
@@ -334,7 +336,7 @@ def end_attempt(
 
 
 def attempts(store: Rows, name: str) -> list[AttemptRow]:
-    """In order."""
+    """List the attempts of a run in order."""
     columns = ", ".join(AttemptRow.__struct_fields__)
     rows = store.rows(f"SELECT {columns} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
     return [AttemptRow(**row) for row in rows]

@@ -30,7 +30,7 @@ def refuse_strange(run: str, record: Record) -> None:
 
 
 def strange(record: Record) -> str:
-    """What is wrong, in words; "" where nothing is."""
+    """Say what is wrong with a record; "" when nothing is."""
     places = (("step", record.step, MOST_STEPS), ("attempt", record.attempt, MOST_ATTEMPTS), ("seq", record.seq, MOST))
     for name, number, most in places:
         if not 0 <= number <= most:

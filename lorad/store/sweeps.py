@@ -55,7 +55,7 @@ def sweeps(store: Rows) -> list[SweepRow]:
 
 
 def undecided(store: Rows) -> list[SweepRow]:
-    """Those with a rung that nothing was decided at, oldest first."""
+    """List the sweeps with a rung that is not decided yet, oldest first."""
     left = "json_array_length(rungs) < json_array_length(halving, '$.rungs')"
     return [sweep_row(row) for row in store.rows(f"{SELECT} WHERE halving IS NOT NULL AND {left} ORDER BY created_at")]
 

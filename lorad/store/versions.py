@@ -16,7 +16,7 @@ FROM versions v JOIN runs r ON r.name = v.run
 
 
 def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
-    """Of one run or of all, in order of run and number."""
+    """List the versions of one run or of all, in order of run and number."""
     sql = SELECT + ("" if run is None else "WHERE v.run = ? ") + "ORDER BY v.run, v.version"
     return [version_row(row) for row in store.rows(sql, () if run is None else (run,))]
 
@@ -55,7 +55,7 @@ def held_versions(store: Rows) -> list[VersionRow]:
 
 
 def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) -> VersionRow:
-    """Pin a version or take its pin away, and tell; one that is so already stays, without an event. Raises NotFound."""
+    """Pin or unpin a version, with an event; without one where the version is so already. Raises NotFound."""
     with store.write() as connection:
         if get_version(store, run, number).pinned != pinned:
             sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
