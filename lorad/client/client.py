@@ -113,8 +113,10 @@ class Client:
         return _as(Run, self._http.post("/v1/runs", body))
 
     def list(self, *, all: bool = False, limit: int = 0) -> builtins.list[Run]:
-        """Runs, newest first; without `all`, active ones and those of the last day. limit: of those that ended, the
-        newest so many, less the others."""
+        """List runs, newest first; without `all`, the active ones and those of the last day.
+
+        limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
+        """
         return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
 
     def named(self, names: Sequence[str]) -> builtins.list[Run]:
@@ -235,8 +237,7 @@ class Client:
         return _as(StoppedServing, self._http.post("/v1/serve/stop", {"model": model}))
 
     def serving(self, model: str) -> Serving:
-        """What the gateway needs to serve `model`, an alias or run@version, whose pool is started and which is loaded
-        after this."""
+        """Start the pool of `model`, an alias or run@version, and load it. Returns what the gateway needs."""
         return _as(Serving, self._http.post("/v1/serving", {"model": model}))
 
     def sweep(

@@ -103,7 +103,7 @@ class Trainable(Struct, frozen=True):
 
 
 class RunDetails(Run, frozen=True):
-    """All that `lorad show` shows."""
+    """A run as `lorad show` shows it."""
 
     directory: str = ""
     cwd: str | None = None  # where relative paths of its spec begin

@@ -6,7 +6,7 @@ from lorad.client.shapes import Run
 
 
 def why(run: Run) -> str:
-    """Why a run waits, or what went wrong, in one line."""
+    """Say why a run waits, or what went wrong, in one line."""
     bad = run.reason not in (None, "completed", "stopped")
     words = " ".join((run.waiting or (run.detail if bad else "")).split())
     return "; ".join(filter(None, (words, failures(run))))

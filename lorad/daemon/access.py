@@ -115,7 +115,7 @@ def sees_all(ctx: Context, caller: Caller) -> bool:
 
 
 def seen(ctx: Context, caller: Caller, rows: Iterable[OwnedRow]) -> list[OwnedRow]:
-    """The runs, or sweeps, that the caller may see."""
+    """List the runs, or sweeps, that the caller may see."""
     return [row for row in rows if sees(ctx, caller, row.owner_uid)]
 
 

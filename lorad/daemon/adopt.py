@@ -25,8 +25,10 @@ log = logging.getLogger("lorad.daemon")
 
 
 def adopt(ctx: Context) -> None:
-    """Runs are adopted by their rows: the reconcile loop inspects the attempt of every active one. What cannot be read
-    keeps no daemon from starting."""
+    """Adopt the runs by their rows: the reconcile loop inspects the attempt of every active one.
+
+    Something that cannot be read does not keep the daemon from starting.
+    """
     make_runs_root(ctx)
     sweeps = sweep_removed, sweep_half_made, sweep_unfinished
     for verb in (relocate, *sweeps, adopt_pools, look_at_pools, stop_strangers):

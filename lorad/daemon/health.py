@@ -48,8 +48,10 @@ def heal(ctx: Context) -> None:
 
 
 def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
-    """What is looked at, its name for the log, and whose it is. Pools come first: who waits for one that hangs is lost
-    with it."""
+    """Yield what is looked at, its name for the log, and whose it is.
+
+    Pools come first: a process that waits for a hung pool is lost with it.
+    """
     for pool in ctx.pools.values():
         if pool.process.phase == "alive":
             yield pool.attempt(), (f"pool {pool.id}", of_pool(pool))
@@ -78,7 +80,7 @@ def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> s
 
 
 def is_full(attempt: AttemptDir) -> bool:
-    """Whether its disk takes nothing more, perhaps not even a heartbeat."""
+    """Check whether the process's disk takes nothing more, perhaps not even a heartbeat."""
     try:
         return os.statvfs(attempt.work).f_bavail == 0
     except OSError:
@@ -108,7 +110,7 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
 
 
 def is_untold(attempt: AttemptDir) -> bool:
-    """Its process is gone, and its shim has not said how: perhaps somebody stopped the shim."""
+    """Check for a process that is gone without its shim having recorded how: the shim may have been stopped."""
     status = read_status(attempt)
     if status is None or status["ended_at"] is not None:
         return False

@@ -97,7 +97,7 @@ class Told(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """All of the daemon's facts are in `changes`."""
+        """Check whether `changes` holds all of the daemon's facts."""
         return bool(self.changes) and self.changes[0][0] == ALL
 
 
@@ -106,7 +106,7 @@ class _Line(Struct):
 
 
 def read(path: Path) -> Told:
-    """All of a journal; nothing when there is none. Raises OSError."""
+    """Read all of a journal; nothing when there is none. Raises OSError."""
     told, since = Told([], [], []), 0  # since: facts that stand before what may tell of changes
     if not path.exists():
         return told
@@ -166,7 +166,7 @@ def written_by(path: Path) -> dict[str, Any]:
 
 
 def backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, the last first."""
+    """Yield the lines of a file, the last first."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -22,7 +22,7 @@ WAL_TOO_LARGE = 64 << 20  # ... and nobody begins to read until it is
 
 
 class Readers:
-    """All use of it belongs to the event loop; what it runs does not."""
+    """Threads for reads. Only the event loop uses this object; the reads themselves run elsewhere."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._wal = store, store.path.with_name(store.path.name + "-wal")
@@ -34,7 +34,7 @@ class Readers:
         self.active = 0
 
     async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """`question(rows, *arguments, **options)` in a thread, as of one moment. Raises what it raises."""
+        """Run `question(rows, *arguments, **options)` in a thread, on rows of one moment. Raises what it raises."""
         async with self._counted():
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: self._ask(question, *arguments, **options))

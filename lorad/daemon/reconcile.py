@@ -169,7 +169,7 @@ def active_runs(ctx: Context) -> list[RunRow]:
 
 
 def journals(ctx: Context) -> list[Path]:
-    """What the loop waits for; nothing while the database cannot be read."""
+    """List the journals that the loop waits for; none while the database cannot be read."""
     try:
         return [run_dir(run).journal for run in active_runs(ctx)]
     except LoradError:

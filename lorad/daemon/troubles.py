@@ -25,7 +25,11 @@ P = ParamSpec("P")
 
 
 class Item(NamedTuple):
-    """What a trouble is about: `run a`, `pool tiny-1`, or "" for the whole daemon. owner: the id of its user."""
+    """What a trouble is about.
+
+    name: `run a`, `pool tiny-1`, or "" for the whole daemon.
+    owner: the id of its user.
+    """
 
     name: str = ""
     owner: int | None = None
@@ -65,7 +69,7 @@ class Troubles:
         return list(dict.fromkeys(trouble.line for trouble in found))
 
     def add(self, trouble: Trouble) -> bool:
-        """Whether it is new, or another one than before."""
+        """Check whether it is new, or another one than before."""
         key = trouble.verb, trouble.item.name
         before, self._there[key] = self._there.get(key), trouble
         return before != trouble

@@ -50,7 +50,7 @@ class AsyncConnection:
 
     @property
     def calls(self) -> int:
-        """How many are under way."""
+        """Count the calls in progress."""
         return len(self._calls)
 
     async def call(self, verb: str, args: Any) -> Any:
@@ -84,7 +84,7 @@ class AsyncConnection:
                 self._send(Call(number, CANCEL, number))
 
     async def close(self) -> None:
-        """All calls under way have PoolLost."""
+        """Close the connection; all calls in progress raise PoolLost."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         self._lose("the connection was closed")

@@ -26,11 +26,14 @@ class Prompt(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True):
-    """How to sample. temperature 0 is greedy. top_k 0 is all. Stop tokens and strings end a sample.
+    """How to sample. Stop tokens and strings end a sample.
 
-    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are. stream:
-    whether somebody reads tokens as they come; without it an engine may keep a sample back until all have ended.
-    logprobs: whether somebody uses them; without it they may be of another temperature.
+    A stop token is part of the sample; of a stop string, the tokens up to the one that completes it are.
+
+    temperature: 0 is greedy.
+    top_k: 0 is all.
+    stream: whether tokens are read as they come; without it an engine may keep a sample back until all have ended.
+    logprobs: whether they are used; without it they may be of another temperature.
     """
 
     max_new_tokens: int
@@ -91,7 +94,10 @@ class Chunks(Struct, frozen=True):
         )
 
     def split(self, prompts: Sequence[Prompt]) -> Iterator[Chunk]:
-        """The chunks; their arrays are views. prompts: of the call."""
+        """Yield the chunks; their arrays are views.
+
+        prompts: the prompts of the call.
+        """
         ends = np.cumsum(self.lengths).tolist()
         columns = (self.prompts.tolist(), self.indexes.tolist(), self.lengths.tolist(), self.finishes.tolist())
         for position, index, length, finish, end in zip(*columns, ends, strict=True):
@@ -127,7 +133,7 @@ class Batch(Struct, frozen=True):
             raise ValueError("every sample needs at least one token")
 
     def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """(prompt, completions) of each group, as views."""
+        """Yield (prompt, completions) of each group, as views."""
         prompts = np.split(self.prompts, np.cumsum(self.prompt_lengths)[:-1])
         completions = np.split(self.completions, np.cumsum(self.completion_lengths)[:-1])
         start = 0

@@ -42,7 +42,7 @@ class Doorkeeper:
         return Guarded(self)
 
     def let_in(self, guarded: Guarded, uid: int | None) -> str:
-        """Why it is refused; "" when it is not."""
+        """Say why it is refused; "" when it is not."""
         if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(LOOK, self._look)
@@ -133,7 +133,7 @@ class Guarded(RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp itself finds wrong, in lorad's words."""
+        """Answer in lorad's form what aiohttp itself rejects."""
         if status >= 500 or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         first = (message or "no HTTP").strip().partition("\n")[0]

@@ -62,7 +62,7 @@ class Connection:
         return result
 
     def stream(self, verb: str, args: Any) -> Iterator[Any]:
-        """The items of a verb, then its result as the last one."""
+        """Yield the items of a verb, then its result as the last one."""
         kind = VERBS[verb]
         with self._lock:
             if kind.mutates:

@@ -53,7 +53,7 @@ def converted(plain: Any, kind: type[T]) -> T:
 
 
 def encode(message: Any) -> list[bytes | memoryview]:
-    """The parts of one frame, to be written in order; a small frame is one part."""
+    """List the parts of one frame, to be written in order; a small frame is one part."""
     buffers: list[memoryview] = []
 
     def hook(value: Any) -> Any:

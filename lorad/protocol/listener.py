@@ -38,7 +38,7 @@ def listen(path: Path, mode: int = 0o600) -> socket.socket:
 
 
 def answers(path: Path) -> bool:
-    """Somebody listens on a Unix socket, be it that too many wait there."""
+    """Check whether a process listens on a Unix socket, even if its queue of connections is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) in (0, errno.EAGAIN)
@@ -55,10 +55,10 @@ def uid_of(peer: socket.socket) -> int:
 
 
 def answers_for_its_owner(peer: socket.socket, path: Path) -> bool:
-    """Whether who listens at the other end is the user in whose directory the socket lies: root follows any link."""
+    """Check whether the listening process is of the user in whose directory the socket lies: root follows any link."""
     return uid_of(peer) == path.parent.stat().st_uid
 
 
 def may_call(peer: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user, to root, or to a shared daemon that is not root."""
+    """Check whether the process at the other end is this user's, root's, or a shared daemon that is not root."""
     return uid_of(peer) in (os.getuid(), 0, int(os.environ.get(DAEMON_UID, 0)))

@@ -94,7 +94,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
         ).key
 
     def takes(self, other: PoolSetup) -> bool:
-        """Whether a run for `other` may join: they agree, or the server takes more rank or more context."""
+        """Check whether a run for `other` may join: they agree, or the server takes more rank or more context."""
         if self.server is None or other.server is None:
             return self.key == other.key
         return self.key == other.widened(self).key == self.widened(other).key

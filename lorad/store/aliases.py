@@ -29,7 +29,7 @@ def check_name(alias: str) -> None:
 
 
 def aliases(store: Rows) -> list[AliasRow]:
-    """All of them, by name."""
+    """List all aliases by name."""
     return [AliasRow(**row) for row in store.rows(SELECT + "ORDER BY a.alias")]
 
 

@@ -13,7 +13,11 @@ FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))  # https://sqlite.org/wal.html#walr
 
 
 class Report(Struct, frozen=True):
-    """`problems`: the database is damaged. `warnings`: it is not, but could be better off."""
+    """The result of a check.
+
+    problems: damage to the database.
+    warnings: what is no damage, but could be better.
+    """
 
     problems: list[str]
     warnings: list[str]
@@ -27,7 +31,7 @@ def check(path: Path) -> Report:
 
 
 def version_warning(version: tuple[int, int, int]) -> str:
-    """What is wrong with a version of SQLite; "" when nothing is."""
+    """Say what is wrong with a version of SQLite; "" when nothing is."""
     if version >= FIXED[-1] or any(version[:2] == fixed[:2] and version >= fixed for fixed in FIXED):
         return ""
     return (

@@ -30,7 +30,7 @@ def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
 
 
 def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
-    """The checkpoints of all runs that should have their files; lineage: without those that a rewind passed."""
+    """List the checkpoints of all runs that should have their files; lineage: without those that a rewind passed."""
     which = "AND c.lineage = 1" if lineage else ""
     sql = f"""
     SELECT c.run, c.step, c.attempt, r.directory || '/' || c.path AS path

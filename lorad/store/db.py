@@ -51,7 +51,7 @@ class Rows:
         return next(iter(self.rows(sql, parameters)), None)
 
     def count(self, table: str) -> int:
-        """How many rows a table has."""
+        """Count the rows of a table."""
         return int(self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"])
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Reader(Rows):
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[Reader]:
-        """All questions meanwhile are answered from the same moment."""
+        """Answer all reads within the block from the same moment."""
         with self._in_words():
             self._connection.execute("BEGIN")
             try:
@@ -185,7 +185,7 @@ class Store(Rows):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file that was opened still has its name; False as well where that cannot be looked up."""
+        """Check whether the file that was opened still has its name; False as well where that cannot be looked up."""
         try:
             return names(self.path, self._file)
         except OSError:
@@ -193,14 +193,14 @@ class Store(Rows):
 
     @property
     def is_moved(self) -> bool:
-        """Whether its whole directory has another name now, or none; False where that cannot be looked up."""
+        """Check whether its whole directory has another name now, or none; False where that cannot be looked up."""
         try:
             return not names(self.path.parent, self._directory)
         except OSError:  # a file server that does not answer for a moment
             return False
 
     def empty_wal(self) -> None:
-        """What is in the WAL goes to the database, unless somebody reads."""
+        """Move what is in the WAL to the database, unless a reader uses it."""
         self._connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -208,7 +208,7 @@ class Store(Rows):
 
     @property
     def recorded(self) -> int:
-        """How many transactions went to a journal before they were committed."""
+        """Count the transactions that went to a journal before they were committed."""
         return number_of(self._connection)
 
     def record(self, journal: Journal, *, all: bool) -> None:

@@ -41,13 +41,13 @@ def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
 
 
 def of_kind(store: Rows, run: str, kind: str, *, since: float = 0.0, limit: int = -1) -> list[dict[str, Any]]:
-    """The data of a run's events of one kind from `since` on, the newest first; limit: at most so many."""
+    """List the data of a run's events of one kind from `since` on, the newest first; limit: at most so many."""
     sql = "SELECT data FROM events WHERE run = ? AND kind = ? AND at >= ? ORDER BY id DESC LIMIT ?"
     return [msgspec.json.decode(row["data"]) for row in store.rows(sql, (run, kind, since, limit))]
 
 
 def has_kind(store: Rows, run: str, kind: str) -> bool:
-    """Whether a run, or a removed one of that name, has an event of this kind."""
+    """Check whether a run, or a removed one of that name, has an event of this kind."""
     return store.row("SELECT 1 FROM events WHERE run = ? AND kind = ? LIMIT 1", (run, kind)) is not None
 
 

@@ -103,7 +103,7 @@ def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
 
 
 def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
-    """What may call for a look: of the last step, and whether the current version was attested."""
+    """Collect what may need attention: in the last step's metrics, and whether the current version was attested."""
     found: Row = {key: metrics[key] for key in SIGNALS if metrics.get(key) is not None}
     if unsound := sorted(key for key, value in metrics.items() if value is None):  # JSON has no NaN
         found["not_finite"] = unsound[:MOST_NAMES]

@@ -54,7 +54,7 @@ class Taken(Struct, frozen=True):
 
 
 def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
-    """All that is new in the journal of a run. Raises as `ingest_some`; what was taken in before that stays."""
+    """Ingest all that is new in the journal of a run. Raises as `ingest_some`; what was ingested before that stays."""
     new, more = list[Record](), True
     while more:
         taken = ingest_some(store, run_name, journal)
@@ -92,7 +92,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
 
 
 def is_of_run(store: Store, run: str, journal: Path) -> bool:
-    """Whether a journal holds what was taken in for `run` last; anything does before it has begun. Raises OSError."""
+    """Check whether a journal holds what was ingested last for `run`, if anything was. Raises OSError."""
     place = _place(store, run)
     return not place.seq or (journal.exists() and _unread(journal, place)[0])
 

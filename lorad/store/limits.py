@@ -53,6 +53,6 @@ def _is_number(value: Any) -> bool:
 
 
 def is_told(connection: sqlite3.Connection, run: str, message: str) -> bool:
-    """Whether the run has an event that warns of it."""
+    """Check whether the run has an event with this warning."""
     sql = "SELECT 1 FROM events WHERE run = ? AND kind = 'warning' AND json_extract(data, '$.message') = ?"
     return connection.execute(sql, (run, message)).fetchone() is not None

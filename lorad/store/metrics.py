@@ -126,7 +126,7 @@ def add_new_steps(store: Rows, before: StepTotals) -> StepTotals:
 
 
 def ended_attempts(store: Rows) -> dict[str, int]:
-    """How many attempts ended, by reason."""
+    """Count the attempts that ended, by reason."""
     sql = "SELECT coalesce(reason, '') AS reason, count(*) AS n FROM attempts WHERE ended_at IS NOT NULL GROUP BY 1"
     return {row["reason"] or "unknown": row["n"] for row in store.rows(sql)}
 

@@ -88,7 +88,10 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
 
 
 def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int) -> Iterator[str]:
-    """The rows of a run's journal, as `ingest` makes them, and its events, to be put in order later."""
+    """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order later.
+
+    Yields a sentence for everything that could not be taken over.
+    """
     last: Found = []
     after, found = 0, list[tuple[Any, ...]]()
     try:
@@ -128,7 +131,7 @@ def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told
 
 
 def change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
-    """What is known of rows that are there already."""
+    """Update rows that exist already."""
     keys = KEYS[table]
     for row in rows:
         values = {name: value for name, value in row.items() if name not in keys}

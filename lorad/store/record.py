@@ -89,7 +89,7 @@ class Recorder:
         self._journal.undo()
 
     def write_all(self) -> None:
-        """Everything that the journal is to know, in the transaction that is open; what it said before is void."""
+        """Write everything that the journal has to contain, in the open transaction; earlier changes become void."""
         rows = {table: self._all(table) for table in KEYS}
         number = number_of(self._connection) + 1
         self._journal.write_ahead(Change(number, rows), all=True)
@@ -152,7 +152,7 @@ _NOTES = 'CREATE TEMP TABLE noted ("table" TEXT, "key" TEXT, "column" TEXT, UNIQ
 
 
 def number_of(connection: sqlite3.Connection) -> int:
-    """How many transactions were recorded in the life of the database."""
+    """Read how many transactions were recorded in the life of the database."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

@@ -98,13 +98,13 @@ def get(store: Rows, name: str) -> RunRow:
 
 
 def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
-    """The names of all runs, or of one owner's, oldest first."""
+    """List the names of all runs, or of one owner's, oldest first."""
     where, values = ("", ()) if owner_uid is None else ("WHERE owner_uid = ?", (owner_uid,))
     return [row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)]
 
 
 def every(store: Rows) -> list[RunRow]:
-    """All runs, oldest first."""
+    """List all runs, oldest first."""
     return [run_row(row) for row in store.rows(f"SELECT *, {BASE} FROM runs ORDER BY created_at, rowid")]
 
 
@@ -136,13 +136,13 @@ def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None
 
 
 def names_first_ended(store: Rows, limit: int) -> list[str]:
-    """The runs that ended first, without those that serve."""
+    """List the runs that ended first, without those that serve."""
     sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
     return [row["name"] for row in store.rows(sql, (limit,))]
 
 
 def pools_in_use(store: Rows) -> set[str]:
-    """The pools of runs that are not over, and of those that serve."""
+    """List the pools of runs that are not over, and of those that serve."""
     sql = "SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)"
     return {row["pool"] for row in store.rows(sql)}
 
@@ -154,7 +154,7 @@ def owners_of_aliased(store: Rows) -> dict[str, int]:
 
 
 def owners_served(store: Rows) -> set[int]:
-    """The uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
+    """List the uids of those who have something to serve: an alias, a pinned version, or a run that serves."""
     sql = """
     SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
     OR name IN (SELECT run FROM versions WHERE pinned = 1)
@@ -170,9 +170,9 @@ def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
 
 
 def list_runs(store: Rows, *, all: bool, limit: int = 0) -> list[RunSummary]:
-    """Newest first; without `all`, those that have not ended or ended in the last day.
+    """List runs, newest first; without `all`, those that have not ended or ended in the last day.
 
-    limit: of those that ended, the newest so many, as far as there are not more others; 0: every one.
+    limit: how many runs at most; those that have not ended are always listed. 0 is no limit.
     """
     since = 0.0 if all else time.time() - RECENT_SECONDS
     order = "ORDER BY created_at DESC, rowid DESC"
@@ -205,7 +205,7 @@ def latest_starts(store: Rows) -> dict[int, float]:
 
 
 def restarts(store: Rows, name: str) -> int:
-    """How often the daemon has restarted a run since somebody started or resumed it."""
+    """Count how often the daemon has restarted a run since a user started or resumed it."""
     sql = """
     WITH moves AS (
       SELECT e.id, json_extract(e.data, '$.move') AS move, json_extract(e.data, '$.by') AS "by"
@@ -343,7 +343,7 @@ def attempts(store: Rows, name: str) -> list[AttemptRow]:
 
 
 def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
-    """What else changes in the row of a run that makes this move."""
+    """List the other columns that a move changes in the row of its run."""
     nothing = {"waiting": "", "wanted": None, "preempted": None, "restart_at": None}
     match move:
         case Move.PLACE:

@@ -61,7 +61,7 @@ def undecided(store: Rows) -> list[SweepRow]:
 
 
 def members(store: Rows, sweep: str) -> list[str]:
-    """The names of its runs, in the order of its grid."""
+    """List the names of its runs, in the order of its grid."""
     rows = store.rows("SELECT name FROM runs WHERE sweep = ? ORDER BY created_at, rowid", (sweep,))
     return [row["name"] for row in rows]
 

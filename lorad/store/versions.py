@@ -39,7 +39,7 @@ def numbers(store: Rows) -> set[tuple[str, int]]:
 
 
 def is_anything_served(store: Rows) -> bool:
-    """Whether there is an alias, a pinned version, or a run that serves."""
+    """Check whether there is an alias, a pinned version, or a run that serves."""
     sql = """
     SELECT 1 FROM aliases UNION ALL SELECT 1 FROM versions WHERE pinned = 1
     UNION ALL SELECT 1 FROM runs WHERE serving = 1 LIMIT 1
@@ -48,7 +48,7 @@ def is_anything_served(store: Rows) -> bool:
 
 
 def held_versions(store: Rows) -> list[VersionRow]:
-    """All that are pinned or aliased: pinned ones first, the oldest first."""
+    """List all versions that are pinned or aliased: pinned ones first, the oldest first."""
     held = "SELECT run, version FROM versions WHERE pinned = 1 UNION SELECT run, version FROM aliases"
     sql = f"{SELECT} WHERE (v.run, v.version) IN ({held}) ORDER BY v.pinned DESC, v.created_at, v.run, v.version"
     return [version_row(row) for row in store.rows(sql)]

@@ -20,9 +20,9 @@ def authorize(ctx: Context, call: Call, access: Access) -> None:
 
 
 def subject_of(ctx: Context, call: Call) -> Subject | None:
-    """None: there is no such alias or pool, or the request is about no single thing. Raises NotFound.
+    """Find what a request is about; None when it is no single thing, or an alias or pool that does not exist.
 
-    Where the path names something, a `run` of the query means nothing: anybody may write one there.
+    Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises NotFound.
     """
     named = call.request.match_info
     if run := named.get("run") or (None if named else call.text("run")):

@@ -21,7 +21,7 @@ NAMES = frozenset({HOST, "localhost"})  # a page that let its own name point her
 
 @contextlib.asynccontextmanager
 async def scraped(ctx: Context) -> AsyncIterator[None]:
-    """While config.metrics.port is set, and free; the daemon does without it."""
+    """Serve the metrics on config.metrics.port, if one is set and free; otherwise the daemon runs without."""
     port = ctx.config.metrics.port
     if port is None:
         yield

@@ -97,7 +97,7 @@ def _refuse_other_protocol(request: web.Request) -> None:
 
 @web.middleware
 async def _in_words(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> web.StreamResponse:
-    """What aiohttp itself refuses."""
+    """Answer in lorad's form what aiohttp itself rejects."""
     try:
         response: web.StreamResponse = await handler(request)
         return response
@@ -110,7 +110,7 @@ async def _nowhere(ctx: Context, call: Call) -> None:
 
 
 def _caller(request: web.Request, *, shared: bool) -> Caller:
-    """Who is at the other end. Raises NotAllowed for anybody but the daemon's user and root, unless it is shared."""
+    """Identify the caller. Raises NotAllowed for all but the daemon's user and root, unless the daemon is shared."""
     uid = peer_uid(request)
     if not shared and uid not in (0, os.getuid()):
         raise NotAllowed(

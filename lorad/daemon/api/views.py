@@ -96,7 +96,7 @@ def asked_in(row: RunRow) -> str | None:
 
 
 def reference_of(row: RunRow) -> Reference | None:
-    """What KL is measured against; None where that is the base."""
+    """Name the reference that KL is measured against; None where that is the base."""
     try:
         there = request_of(row).reference
     except LoradError:
@@ -105,7 +105,10 @@ def reference_of(row: RunRow) -> Reference | None:
 
 
 def attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
-    """`changed`: dotted keys whose values are others than in the attempt before; of attempts that kept their spec."""
+    """Describe the attempts of a run.
+
+    changed: dotted keys whose values differ from the attempt before, for attempts that kept their spec.
+    """
     found: list[Attempt] = []
     before: dict[str, Any] | None = None
     for attempt in runs.attempts(rows, row.name):
@@ -117,7 +120,7 @@ def attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
 
 
 def spec_at(attempt: AttemptDir) -> Spec | None:
-    """What the attempt went by; None where it is not kept, or cannot be read."""
+    """Read the spec of the attempt; None where it was not kept, or cannot be read."""
     try:
         return from_json(attempt.spec.read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -146,7 +149,7 @@ def trainable(rows: Rows, row: RunRow) -> Trainable | None:
 
 
 def processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
-    """What works for an active run now, shims included."""
+    """List the processes that an active run has now, shims included."""
     if row.state not in ("starting", "running", "stopping"):
         return []
     attempts = {"driver": attempt_dir(row)}
@@ -161,7 +164,7 @@ def processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
 
 
 def version_view(ctx: Context, row: VersionRow) -> Version:
-    """`path` is None while, or after, there are no files."""
+    """Describe a version; `path` is None while there are no files, or after they were deleted."""
     return of_row(Version, row, loaded=is_loaded(ctx, row), path=row.path if has_files(row.path) else None)
 
 
@@ -192,7 +195,7 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
 
 
 def runtime_view(attempt: AttemptDir) -> Runtime | None:
-    """What the process of a pool's attempt was started with; None where that is not kept."""
+    """Read what the process of a pool's attempt was started with; None where that was not kept."""
     try:
         return msgspec.convert(told_runtime(attempt), Runtime | None)
     except msgspec.ValidationError:
@@ -200,7 +203,7 @@ def runtime_view(attempt: AttemptDir) -> Runtime | None:
 
 
 def believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
-    """What a pool says, without what a shared daemon's user claims of runs that are not theirs."""
+    """Take a pool's status, in a shared daemon without what it claims about runs of other owners."""
     if pool.status is None or not ctx.system:
         return pool.status
     own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}

@@ -20,9 +20,12 @@ LOCKS = Path(tempfile.gettempdir()) / "lorad-devices"
 
 @dataclass(frozen=True)
 class Device:
-    """`name`: `cuda:<index>`, `cpu`, or `cpu:<slot>` of a CPU with several; `label` for people; memory in bytes.
+    """A GPU, or the CPU.
 
-    `uuid`: of a GPU.
+    name: `cuda:<index>`, `cpu`, or `cpu:<slot>` of a CPU with several slots.
+    label: a name for people.
+    memory_total: bytes.
+    uuid: the UUID of a GPU; "" for a CPU.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Device:
 
 
 def find_devices(cpu_slots: int = 1) -> list[Device]:
-    """The GPUs; where there is none, the CPU, so many times."""
+    """List the GPUs; on a machine without any, the CPU, as many times as it has slots."""
     label, memory = platform.processor() or platform.machine(), psutil.virtual_memory().total
     names = ["cpu"] if cpu_slots == 1 else [f"cpu:{slot}" for slot in range(cpu_slots)]
     return _gpus() or [Device(name, label, memory) for name in names]
@@ -98,7 +101,7 @@ def bindings() -> Any:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
-    """The bindings, ready; None on a machine without NVIDIA's driver."""
+    """Yield the bindings, ready; None on a machine without NVIDIA's driver."""
     found = bindings()
     try:
         found.nvmlInit()

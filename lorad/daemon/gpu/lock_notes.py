@@ -166,7 +166,7 @@ def shown(note: Holder) -> Holder:
 
 
 def is_there(note: Holder) -> bool:
-    """Its process lives."""
+    """Check whether the holder's process lives."""
     try:
         with open(f"/proc/{int(note.pid or 0)}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19]) == note.start_time
@@ -238,5 +238,5 @@ def timeout_of(ctx: Context, pool: Pool) -> float:
 
 
 def devices_of(ctx: Context, pool: Pool) -> list[Device]:
-    """The GPUs that a pool has."""
+    """List the GPUs that a pool has."""
     return [device for device in ctx.devices if device.uuid and device.name in pool.setup.names]

@@ -173,7 +173,7 @@ def ours(ctx: Context) -> Ours:
 
 
 def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:
-    """Runs in a thread."""
+    """Read all GPUs. Runs in a thread."""
     with nvml() as found:
         if found is None:
             return {device.uuid: Sight(time.monotonic()) for device in gpus}

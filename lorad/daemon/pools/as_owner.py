@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """`work` in a thread that opens files as the user of `uid`; it may start neither threads nor processes."""
+    """Run `work` in a thread that opens files as the user of `uid`; it may start neither threads nor processes."""
     user = ctx.user(uid)
 
     def theirs() -> T:
@@ -31,7 +31,7 @@ async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args,
 
 
 async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """`work`, for which the daemon waits for a process or file of the user's, where it holds up no other user."""
+    """Run `work`, which may wait for a process or file of the user's, where it blocks no other user."""
     if not ctx.system:
         return await asyncio.to_thread(work, *args, **options)
     return await ctx.hands.do(uid, partial(work, *args, **options))

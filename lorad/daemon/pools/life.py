@@ -151,7 +151,7 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
 
 
 def current(ctx: Context, pool: Pool) -> PoolSetup:
-    """Its setup with the idle timeout that config.yaml has now, also in `pool.json`."""
+    """Give the pool's setup the idle timeout that config.yaml has now, also in `pool.json`."""
     setup = msgspec.structs.replace(pool.setup, idle_timeout=ctx.config.idle_timeout)
     if setup != pool.setup:
         write_json(pool.root / "pool.json", msgspec.to_builtins(setup))

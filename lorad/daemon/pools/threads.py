@@ -28,14 +28,17 @@ UNKNOWN = Why("run", "as the run had that it was made for")
 
 
 class Kept(Struct, frozen=True):
-    """`runtime.json`: the threads of a run, and why so many. A run that is not deterministic has its newest there."""
+    """The content of `runtime.json`: the threads of a run, and why so many.
+
+    A run that is not deterministic has those of its newest attempt there.
+    """
 
     threads: int
     reason: Why
 
 
 def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
-    """What the next attempt of a run asks for. Raises StorageError when the run's file is damaged."""
+    """Choose the runtime of a run's next attempt. Raises StorageError when the run's file is damaged."""
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
@@ -44,7 +47,7 @@ def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
 
 
 def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
-    """What the process of a pool is started with: the threads of its setup, the rest as the machine is now."""
+    """Choose the runtime of a pool's process: the threads of its setup, the rest as the machine is now."""
     overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
     chosen = choose_runtime(0, ctx.machine(), setup.device, overrides)
     return replace(chosen, reasons={**chosen.reasons, "threads": why})

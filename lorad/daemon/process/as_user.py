@@ -69,7 +69,7 @@ def _set_fs(change: ctypes._NamedFuncPointer, wanted: int) -> None:
 
 
 def _capabilities() -> tuple[int, int, int]:
-    """Effective, permitted and inheritable ones of this thread."""
+    """Read the effective, permitted and inheritable capabilities of this thread."""
     header, data = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
     _checked(_libc.capget(header, data))
     low, high = data[:3], data[3:]

@@ -115,7 +115,7 @@ KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?:
 
 
 def diagnose(clues: Clues) -> Diagnosis | None:
-    """What became of a process that nobody had asked to end; None: nothing is known but how it went."""
+    """Find the cause of an end that was not asked for; None when only the exit itself is known."""
     if killed := killed_for_memory(clues):
         return killed
     gpu, said = gpu_in_kernel(clues.kernel), in_words_of(clues.log)

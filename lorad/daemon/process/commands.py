@@ -27,7 +27,7 @@ class Commands:
     gateway: tuple[str, ...] = _module("lorad.gateway")
 
     def environment(self, home: Home, *, runtime: Runtime = LIGHT, pythonpath: str | None = None) -> dict[str, str]:
-        """What is added to the daemon's own environment."""
+        """Make the variables that are added to the daemon's own environment."""
         return {
             "LORAD_HOME": str(home.root),
             "PYTHONPATH": python_path(pythonpath, os.environ.get("PYTHONPATH")),

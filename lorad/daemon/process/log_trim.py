@@ -103,6 +103,6 @@ def mark(cut: int) -> bytes:
 
 
 def cut_before(fd: int) -> int:
-    """How many bytes were cut from a log in all."""
+    """Count how many bytes were cut from a log in all."""
     found = MARK.match(os.pread(fd, MARK_BYTES, 0))
     return int(found[1]) if found else 0

@@ -70,7 +70,7 @@ def attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
 
 
 def said_by(pid: int) -> Iterator[Path | None]:
-    """Lazily: most processes say it in their environment."""
+    """Yield the places that may name a process's attempt; lazily, as the environment of most processes does."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((variable for variable in variables if variable.startswith(MARK)), None)
@@ -121,7 +121,7 @@ def described(pid: int, attempt: AttemptDir) -> Orphan:
 
 
 def send(pid: int, number: signal.Signals, roots: list[Path]) -> bool:
-    """Whether the process is there, and is still the one that was found."""
+    """Check whether the process is there, and is still the one that was found."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

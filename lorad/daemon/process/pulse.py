@@ -49,5 +49,5 @@ class Pulse:
 
 
 def was_away(before: float, now: float, limits: Supervision) -> bool:
-    """Whether there was so long between two looks that those who were looked at may have slept as well."""
+    """Check whether there was so long between two looks that those who were looked at may have slept as well."""
     return now - before > max(LEAST_GAP, limits.hang / 2)

@@ -109,7 +109,7 @@ def become(command: dict[str, Any], gate: int) -> None:
 
 
 def read_secret(path: str) -> str:
-    """What a file of this user's, that nobody else can read, holds, without white space around. Raises OSError."""
+    """Read a file of this user's that no other user can read, without white space around it. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         there = os.fstat(fd)

@@ -40,7 +40,7 @@ def passable(*directories: Path) -> None:
 
 
 def make_run(run: RunDir, user: User | None) -> None:
-    """What the driver and the pool of a run write into. Repeating it changes nothing."""
+    """Make the directories that the driver and the pool of a run write into. Repeating it changes nothing."""
     if user is None:
         return
     passable(run.root)
@@ -60,7 +60,7 @@ def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
 
 
 def make_pool(root: Path, setup: Any, user: User | None) -> None:
-    """`root/pool.json` is what the daemon goes by; its process reads a copy."""
+    """Copy `pool.json` for the pool's process; the daemon itself uses `root/pool.json`."""
     if user is not None:
         passable(root)
         put_json(own_directory(root / "work", user) / "pool.json", setup, user)

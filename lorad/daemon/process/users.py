@@ -34,7 +34,10 @@ class User:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
-        """`argv` as this user, in `cwd` if they may enter it, else in `/`. It is root's, or a daemon's, to start."""
+        """Make the command that runs `argv` as this user, in `cwd` if they may enter it, else in `/`.
+
+        Only root, or a shared daemon, can start it.
+        """
         groups = ",".join(map(str, self.groups))
         return [*ENTER, str(self.uid), str(self.gid), groups, str(cwd), *argv]
 

@@ -28,7 +28,10 @@ Tenancy = tuple[str, int]  # run, attempt
 
 
 class Need(Struct, frozen=True):
-    """What a run takes of a pool. memory: bytes of its slot and its versions, 0 when its size is not known."""
+    """What a run takes of a pool.
+
+    memory: bytes of its slot and its versions; 0 when its size is not known.
+    """
 
     versions: int
     rank: int
@@ -92,13 +95,16 @@ def promised(capacity: Capacity, needs: Mapping[Tenancy, Need], status: PoolStat
 
 
 def versions_of(status: PoolStatus) -> set[str]:
-    """The loaded ones that belong to the runs with a slot."""
+    """List the loaded versions that belong to runs with a slot."""
     here = {tenant.run for tenant in status.tenants}
     return {version for version in status.loaded if version.rpartition("@")[0] in here}
 
 
 def lacking(capacity: Capacity, need: Need) -> Lack | None:
-    """What keeps a run with `need` out; None when it fits. `capacity`: as promised."""
+    """Find what a run with `need` lacks; None when it fits.
+
+    capacity: as `promised` computes it.
+    """
     if need.rank > capacity.max_rank:
         return Lack(f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank")
     remedy = "lower rollout.max_staleness or lora.rank"
@@ -112,6 +118,6 @@ def lacking(capacity: Capacity, need: Need) -> Lack | None:
 
 
 def impossible(capacity: Capacity, need: Need) -> str:
-    """Why a run would not even fit if nobody else were there; "" when it would."""
+    """Say why a run would not even fit if nobody else were there; "" when it would."""
     lack = lacking(replace(capacity, versions=0, memory_used=0), need)
     return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""

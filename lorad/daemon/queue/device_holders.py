@@ -63,7 +63,7 @@ def is_idle(note: Holder | None) -> bool:
 
 
 def lease_of(ctx: Context, device: Device) -> Holder | None:
-    """Who holds the device; None when nobody does, or nobody says so."""
+    """Find who holds the device; None when nobody does, or the holder left no note."""
     for pool in ctx.pools.values():
         if pool.process.is_up and device.name in pool.setup.names:
             return holder(ctx, pool)
@@ -98,7 +98,7 @@ def doing(ctx: Context, pool: Pool) -> str:
 
 
 def is_unused(ctx: Context, pool: Pool) -> bool:
-    """Nobody needs the pool, and it is not stopping yet."""
+    """Check whether nothing needs the pool, and it is not stopping yet."""
     return pool.stop_asked is None and not (tenants_of(ctx, pool) or pool.serves or pool.guests)
 
 
@@ -111,7 +111,7 @@ def idle_since(ctx: Context, pool: Pool) -> float:
 
 
 def held_in_words(ctx: Context, device: Device) -> str:
-    """Who has the lock of a device that no pool of this daemon has."""
+    """Describe who locked a device that no pool of this daemon has."""
     note = lock_notes.seen_holder(ctx.notes, device)
     if note is None:
         pid = lock_notes.lock_pid(device)

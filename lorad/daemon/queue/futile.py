@@ -14,7 +14,7 @@ EXCUSED = "excused"  # the event of an attempt that does not count as futile
 
 
 def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
-    """How many of the newest attempts in a row, up to number `before`, made no step further than those before them."""
+    """Count the newest attempts in a row, up to number `before`, that made no step further than those before them."""
     reached = furthest_steps(ctx.store, name)
     excused = excused_attempts(ctx, name)
     best = futile = 0
@@ -50,14 +50,14 @@ def pardon(ctx: Context, run: RunRow, why: str) -> None:
 
 
 def beside(ctx: Context, run: RunRow) -> list[RunRow]:
-    """The others that were in the same life of the pool and work there or wait for their restart."""
+    """List the other runs that were in the same life of the pool and run there or wait for their restart."""
     life, there = life_number(run), runs.in_states(ctx.store, RunState.QUEUED, *ACTIVE)
     others = [other for other in there if other.pool == run.pool and other.name != run.name]
     return [other for other in others if life is not None and life_number(other) == life]
 
 
 def is_stuck(ctx: Context, run: RunRow) -> bool:
-    """Whether its newest attempt has made no step further than those before."""
+    """Check whether its newest attempt has made no step further than those before."""
     reached = furthest_steps(ctx.store, run.name)
     before = max((step for attempt, step in reached.items() if attempt < run.attempt), default=0)
     return reached.get(run.attempt, 0) <= before

@@ -39,7 +39,7 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
 
 
 def over_limit(ctx: Context, run: RunRow) -> str:
-    """Which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
+    """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does."""
     limit, user = ctx.config.queue.limit_of(run.owner), run.owner
     if limit.runs is not None and (working := runs.count_active(ctx.store, run.owner_uid)) >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
@@ -57,7 +57,7 @@ def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
 
 
 def over_devices(ctx: Context, setup: PoolSetup, devices: Sequence[Device], user: str) -> tuple[str, list[Pool]]:
-    """Why a pool's owner may not have these devices as well, and which idle pools of theirs could end; "" if they may.
+    """Say why a pool's owner may not have these devices as well; "" if they may. Lists their idle pools that could end.
 
     A pool that is up already takes no more than it has.
     """

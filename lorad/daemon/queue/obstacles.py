@@ -33,7 +33,7 @@ class Claim:
     alone: bool
 
     def holds_up(self, run: RunRow, devices: Devices) -> bool:
-        """Whether `run`, which comes after it, may not have the devices before it."""
+        """Check whether `run`, which comes after it, may not have the devices before it."""
         return bool({*devices} & {*self.devices}) and (self.alone or self.priority > run.priority)
 
 
@@ -75,7 +75,7 @@ def limited(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None
 
 
 def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None = None) -> Obstacle | None:
-    """What keeps a pool of `setup`, with `run` in it, from having the devices now."""
+    """Find what keeps a pool of `setup`, with `run` in it, from having the devices now."""
     holders = pools_on(ctx, devices)
     for pool in holders:
         where = f"pool {pool.id} on {', '.join(pool.setup.names)}"
@@ -126,7 +126,7 @@ def by_others(ctx: Context, devices: Devices, holders: Sequence[Pool]) -> Obstac
 
 
 def crowding(ctx: Context, pool: Pool, run: RunRow, need: Need) -> Obstacle | None:
-    """What the runs in a pool of the right kind leave no room for."""
+    """Find what keeps a run out of a pool of the right kind, because of the runs in it."""
     tenants = tenants_of(ctx, pool)
     found = crowded(ctx, pool, tenants, run, need)
     going = [tenant for tenant in tenants if tenant.preempted == run.name]

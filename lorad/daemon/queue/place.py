@@ -237,7 +237,7 @@ def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], c
 
 
 def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
-    """What is in the way everywhere, and how many of several devices are free."""
+    """Say what is in the way everywhere, and how many of several devices are free."""
     reasons = "; ".join(dict.fromkeys(part for o in found.values() for part in o.parts or (o.reason,)))
     if len(ctx.devices) == 1:
         return reasons
@@ -245,7 +245,7 @@ def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
 
 
 def starting(pool: Pool, run: str) -> str:
-    """What a run waits for while it is starting; "" where that takes seconds."""
+    """Say what a starting run waits for; "" where that takes seconds."""
     setup = pool.setup
     started = {
         "trainer": setup.trainer if setup.ranks is not None else "",

@@ -49,7 +49,7 @@ def cost(victims: list[RunRow]) -> tuple[int, int, float]:
 
 
 def victims_on(ctx: Context, run: RunRow, setup: PoolSetup, devices: Devices) -> list[RunRow]:
-    """Who has to stop so that the run can have a pool of `setup` on these devices; []: that would not help."""
+    """List the runs that have to stop so that the run can have a pool of `setup` here; [] when that would not help."""
     holders, victims = pools_on(ctx, devices), []
     if by_others(ctx, devices, holders):
         return []
@@ -72,7 +72,10 @@ def may_stop(run: RunRow, tenant: RunRow) -> bool:
 
 
 def crowd(ctx: Context, run: RunRow, setup: PoolSetup, pool: Pool) -> list[RunRow]:
-    """Who has to leave the pool that the run is to join; nobody where those that left are still counted by it."""
+    """List the runs that have to leave the pool which the run is to join.
+
+    [] when that would not help, and while the pool still counts some that left.
+    """
     tenants = tenants_of(ctx, pool)
     if spec_of(run).resources.exclusive or any(spec_of(tenant).resources.exclusive for tenant in tenants):
         return tenants
@@ -92,7 +95,7 @@ def crowd(ctx: Context, run: RunRow, setup: PoolSetup, pool: Pool) -> list[RunRo
 
 
 def fits(ctx: Context, run: RunRow, setup: PoolSetup, pool: Pool, leaving: list[RunRow]) -> bool:
-    """Whether the pool has room for the run when those have left."""
+    """Check whether the pool has room for the run when those have left."""
     gone = {victim.name for victim in leaving}
     status, capacity = pool.status, capacity_of(pool.setup.server, pool.status)
     if status is not None:
@@ -121,7 +124,7 @@ def queue_again(ctx: Context, run: RunRow) -> None:
 
 
 def told_of(row: RunSummary, waiting: str) -> str:
-    """What is said of why a run waits, with whom it made room for."""
+    """Say why a run waits, and for which run it made room."""
     if not row.preempted:
         return waiting
     if row.state == RunState.STOPPING:

@@ -47,7 +47,7 @@ def delay(ctx: Context, futile: int) -> float:
 
 
 def wait_for_restart(ctx: Context, run: RunRow) -> str:
-    """What a queued run says while it waits for its restart, which may be another daemon's; "" when it need not."""
+    """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not wait."""
     name = run.name
     if run.restart_at is None:
         ctx.not_before.pop(name, None)

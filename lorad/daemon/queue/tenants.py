@@ -21,7 +21,7 @@ from lorad.store.rows import RunRow
 
 
 def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
-    """The active runs that were placed in the pool, by priority and age."""
+    """List the active runs that were placed in the pool, by priority and age."""
     return [run for run in active_runs(ctx) if run.pool == pool.id]
 
 
@@ -35,7 +35,7 @@ def active_runs(ctx: Context) -> list[RunRow]:
 
 
 def told(tenants: Sequence[RunRow]) -> str:
-    """`run a`, `runs a, b and c`, `runs a, b and 6 others`."""
+    """Name the runs: `run a`, `runs a, b and c`, `runs a, b and 6 others`."""
     names = [str(run.name) for run in tenants]
     if len(names) < 2:
         return f"run {', '.join(names)}"

@@ -123,7 +123,7 @@ def audit_step(
 
 
 def audit_version(directory: RunDir, record: Record, name: str, made_by: Maker | None) -> Iterator[str]:
-    """What made the samples of a step."""
+    """Check the version that made the samples of a step."""
     if made_by is None:
         yield f"its samples are of {name}, which no record before it knows"
         return
@@ -153,7 +153,7 @@ def audit_samples(data: bytes, step: int, version: str, prompts: Counter[str]) -
 
 
 def spec_file(directory: RunDir, attempt: int) -> Path:
-    """What an attempt went by; the run's where the attempt's is not kept."""
+    """Find the spec of an attempt; that of the run where the attempt's was not kept."""
     own = directory.attempt(attempt)
     path = own.work / own.spec.name
     return path if path.exists() else directory.spec
@@ -166,7 +166,7 @@ def staleness(directory: RunDir, attempt: int) -> int:
 
 
 def is_pruned(directory: RunDir, attempt: int) -> bool:
-    """Whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
+    """Check whether samples may be missing: `checkpoint.keep_samples` are there, so that older ones went."""
     path = spec_file(directory, attempt)
     keep = from_json(path.read_bytes()).checkpoint.keep_samples
     return 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl"))

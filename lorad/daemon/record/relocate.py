@@ -68,7 +68,7 @@ def corrected(run: Place, runs_root: Path) -> Place | None:
 
 
 def is_known(ctx: Context, place: Place) -> bool:
-    """Whether the directory has the journal that the database has taken in."""
+    """Check whether the directory has the journal that the database has taken in."""
     directory = RunDir(Path(place.directory))
     try:
         if is_of_run(ctx.store, place.name, directory.journal):

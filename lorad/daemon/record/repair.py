@@ -79,7 +79,7 @@ def repaired(home: Home) -> Repaired:
 
 
 def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]]:
-    """What was in the database, and what that could not be learnt from the daemon's journal alone."""
+    """Collect what was in the database, and a sentence for what the daemon's journal alone does not contain."""
     words = [f"line {number} of {home.journal} cannot be read" for number in told.damaged]
     tables = Tables()
     if not told.is_complete:

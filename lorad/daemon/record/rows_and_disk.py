@@ -24,7 +24,7 @@ REPAIR = "`lorad doctor --repair` builds the database anew from the journals and
 
 
 def of_home(home: Home, runs_root: Path) -> Census:
-    """All of it, read on a connection of its own. What cannot be read is a problem, not an error."""
+    """Take the census of a home on a connection of its own. What cannot be read is a problem, not an error."""
     if not home.database.exists():
         told = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
         return Census([told] if told else [], [], [], [])

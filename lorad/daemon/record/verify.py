@@ -42,7 +42,7 @@ class Subject:
 
 
 def check_files(run: Subject) -> list[Check]:
-    """All of them, without asking any process. Reads everything, changes nothing."""
+    """Run all checks that ask no process. They read everything and change nothing."""
     lines = read_lines(run.directory.journal)
     records = [record for line in lines if (record := decode(line)) is not None]
     checks: tuple[Callable[[], Check], ...] = (

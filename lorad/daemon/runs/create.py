@@ -61,7 +61,7 @@ def refuse_used(ctx: Context, spec: Spec) -> None:
 
 
 def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
-    """`runs/<name>/` with what was asked for, on disk before the run exists."""
+    """Make `runs/<name>/` with what was asked for; it is on disk before the run exists."""
     directory = ctx.runs_root / str(spec.name)
     try:
         passable(directory) if ctx.system else directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -24,7 +24,7 @@ SLACK_SECONDS = 2.0
 
 
 def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
-    """How `name` ended, why as far as that is known, and what to do about it."""
+    """Say how `name` ended, why as far as that is known, and what to do about it."""
     if forced := by_force(attempt, process):
         return forced
     found = diagnosis_of(attempt, process)
@@ -74,7 +74,7 @@ def tail(path: Path) -> str:
 
 
 def kernel_lines(status: dict[str, Any]) -> Iterator[str]:
-    """What the kernel logged of memory and GPUs in the life of a process; nothing where it may not be read."""
+    """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not be read."""
     now, clock = time.time(), time.monotonic()
     since, until = (when - now + clock for when in (status["started_at"], status["ended_at"] or now))
     try:
@@ -104,7 +104,7 @@ def booted_at() -> float:
 
 
 def killed_for(attempt: AttemptDir) -> str:
-    """Why the daemon killed the process, or was about to; "" when it did not."""
+    """Say why the daemon killed the process, or was about to; "" when it did not."""
     try:
         return str(json.loads(attempt.killed.read_bytes())["why"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -13,7 +13,7 @@ TAIL = 1 << 18  # bytes
 
 
 def last_facts(journal: Path, attempt: int) -> list[Record]:
-    """The newest records of an attempt, as many as are in the tail of the journal."""
+    """List the newest records of an attempt, as many as are in the tail of the journal."""
     try:
         with open_file(journal) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
@@ -25,7 +25,7 @@ def last_facts(journal: Path, attempt: int) -> list[Record]:
 
 
 def end_of(facts: list[Record]) -> EndFact | None:
-    """What the attempt said of its end; None when it said nothing."""
+    """Find what the attempt recorded of its end; None when it recorded nothing."""
     ends = [fact for fact in facts if fact.kind == "end"]
     try:
         return msgspec.convert(ends[-1].data, EndFact) if ends else None

@@ -84,7 +84,7 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
 
 
 def split(text: str) -> Iterator[str]:
-    """The parts between commas that are in no brackets, braces or quotes."""
+    """Yield the parts between commas that are in no brackets, braces or quotes."""
     start, open_, quote, is_blank = 0, list[str](), "", True  # is_blank: of this part there is only white space yet
     for place, letter in enumerate(text):
         was_blank, is_blank = is_blank, is_blank and letter.isspace()
@@ -103,7 +103,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def takes_list(key: str) -> bool:
-    """Whether a value of `key` may be a list."""
+    """Check whether a value of `key` may be a list."""
     kind: Any = Spec
     for part in key.split("."):
         sections = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, msgspec.Struct)]

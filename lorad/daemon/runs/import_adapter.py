@@ -161,7 +161,7 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
 
 
 def is_alike(version: VersionRow, config: AdapterConfig) -> bool:
-    """Whether its files are there and mean what `config` does: a digest is of tensors only."""
+    """Check whether its files are there and mean what `config` does: a digest is of tensors only."""
     try:
         there = json.loads((Path(version.path) / CONFIG).read_bytes())
         return (float(there["lora_alpha"]), bool(there["use_rslora"])) == (config.alpha, config.rslora)

@@ -70,7 +70,7 @@ def start_driver(ctx: Context, run: RunRow) -> None:
 
 
 def reference_of(run: RunRow, request: Request) -> Reference | None:
-    """What KL is measured against, with the directory of its copy, on whatever disk the runs are now."""
+    """Find what KL is measured against, with the directory of its copy where the runs are now."""
     found = request.reference
     return None if found is None else msgspec.structs.replace(found, directory=str(run_dir(run).reference))
 

@@ -98,7 +98,10 @@ async def guarded(argv: Sequence[str], env: Mapping[str, str]) -> AsyncIterator[
 
 
 async def exchanged(process: Process, question: bytes) -> tuple[bytes, bytes]:
-    """What it prints once it was asked. Raises SpecError when that is more than any check prints: it is user code."""
+    """Send the question to a check and read what it prints.
+
+    Raises SpecError when that is more than any check prints: user code runs in it.
+    """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
     process.stdin.close()
@@ -122,7 +125,7 @@ async def all_of(stream: asyncio.StreamReader) -> bytes:
 
 
 def slow(spec: Spec) -> str:
-    """What may take so long."""
+    """Guess what may take so long."""
     path = Path(spec.model.path).expanduser()
     if not spec.model.path.startswith("builtin:") and not path.exists():
         name = spec.model.path.partition("@")[0]

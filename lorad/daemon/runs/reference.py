@@ -54,10 +54,11 @@ class Staged(NamedTuple):
 
 
 class Begins(NamedTuple):
-    """What a fork begins with. parent: the run that it comes from.
+    """What a fork begins with.
 
-    inherited: the parent's reference, where the fork goes by the name in the parent's spec. The parent's copy is taken:
-    the name may mean nothing any more.
+    parent: the run that it comes from.
+    inherited: the parent's reference, where the fork uses the name in the parent's spec. The parent's copy is taken, as
+        the name may mean nothing any more.
     """
 
     directory: Path
@@ -83,7 +84,7 @@ async def staged(ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begin
 
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
-    """`start` where the run starts from an adapter, unless it is said."""
+    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else `base`."""
     starts = is_fork or spec.lora.adapter_path is not None
     wanted = spec.algorithm.kl.reference or ("start" if starts else "base")
     if wanted == "start" and not starts:

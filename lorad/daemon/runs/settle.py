@@ -119,7 +119,7 @@ def verdict(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason,
 
 
 def pool_of_lost(ctx: Context, run: RunRow) -> str:
-    """How the pool went that a driver says it lost; "" when that is not known."""
+    """Say how the pool ended that a driver reported as lost; "" when that is not known."""
     life = life_of(ctx, run)
     if life is None:
         return ""
@@ -140,7 +140,7 @@ def was_killed(process: ProcessState) -> bool:
 
 
 def pool_in_words(ctx: Context, run: RunRow) -> str:
-    """How the run's pool went; "" while it is there."""
+    """Say how the run's pool ended; "" while it is up."""
     life = life_of(ctx, run)
     if life is None:
         return f"pool {run.pool} has lost its directory"

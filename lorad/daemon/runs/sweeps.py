@@ -35,7 +35,7 @@ METRICS = ("eval", "reward")
 
 
 class Wish(Struct, frozen=True):
-    """How to halve; None: to be chosen."""
+    """How a user wants a sweep halved; None is chosen by lorad."""
 
     eta: float | None = None
     rungs: list[int] | None = None
@@ -110,14 +110,14 @@ def decide(ctx: Context, sweep: SweepRow) -> None:
 
 
 def racing(ctx: Context, sweep: SweepRow) -> list[str]:
-    """The runs that the last rung kept."""
+    """List the runs that the last rung kept."""
     if sweep.rungs:
         return sweep.rungs[-1].kept
     return sweeps.members(ctx.store, sweep.sweep)
 
 
 def has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
-    """Everything that it will say about its steps up to `step` is known."""
+    """Check whether everything that the run will report about its steps up to `step` is known."""
     if run.state == RunState.ENDED or run.step > step:
         return True
     if run.step < step:

@@ -48,7 +48,10 @@ def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
 
 
 def is_told(ctx: Context, run: RunRow) -> bool:
-    """Whether all is taken in that the journal had when the driver was first seen to be gone; others may write on."""
+    """Check whether all is ingested that the journal had when the driver was first seen to be gone.
+
+    Other processes may still write to it.
+    """
     size = ctx.last_words.setdefault(run.name, size_of(run_dir(run).journal))
     taken = take_in(ctx, run)
     return not taken.more or taken.offset >= size

@@ -68,7 +68,7 @@ def is_loaded(ctx: Context, version: VersionRow) -> bool:
 
 
 def heard(ctx: Context, owner_uid: int) -> list[Pool]:
-    """The pools that can have what is a user's: those of others in a shared daemon may say what they like."""
+    """List the pools that can have what is a user's: those of others in a shared daemon may say what they like."""
     return [pool for pool in list(ctx.pools.values()) if not ctx.system or pool.setup.owner == owner_uid]
 
 
@@ -98,7 +98,7 @@ async def await_bytes(ctx: Context, version: VersionRow) -> None:
 
 
 def is_coming(ctx: Context, version: VersionRow) -> bool:
-    """Somebody may be writing its files: the pool that has it, for a run that works."""
+    """Check whether a version's files may still be written: by the pool that has it, or for an active run."""
     run = runs.get(ctx.store, version.run)
     return is_loaded(ctx, version) or (RunState(run.state).is_active and run.version == version.version)
 

@@ -42,7 +42,7 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
 
 
 async def admitted(ctx: Context, run: RunRow) -> Pool:
-    """`pool_for`, when the idle pools that are in its way have stopped."""
+    """Get a pool with `pool_for`, waiting until the idle pools that are in its way have stopped."""
     deadline = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
     while True:
         try:
@@ -70,8 +70,10 @@ def pool_for(ctx: Context, run: RunRow) -> Pool:
 
 
 def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
-    """Whether the pool can serve versions of the run: with any number of threads, deterministic or not. False when none
-    can: its files are gone, or its backend or its GPUs."""
+    """Check whether the pool can serve versions of the run: the number of threads and determinism do not matter.
+
+    False when no pool can: the run's files are gone, or its backend or its GPUs.
+    """
     try:
         setups = [setup for setup, _ in setups_of(ctx, run).values()]
     except (OSError, msgspec.MsgspecError, LoradError):
@@ -93,7 +95,10 @@ async def ready(ctx: Context, pool: Pool) -> None:
 
 
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
-    """Its verdict. Raises Conflict (its files are gone), and what the pool refuses; AttestationFailed among that."""
+    """Load a version and attest it.
+
+    Raises Conflict (its files are gone) and what the pool raises, such as AttestationFailed.
+    """
     await await_bytes(ctx, version)
     attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
     await ask_status(ctx, pool)  # so that what is loaded is known
@@ -103,7 +108,7 @@ async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = Fa
 
 
 def call_load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool) -> Attestation:
-    """Runs in a thread."""
+    """Load a version and attest it. Runs in a thread."""
     return _attested(ctx, pool, "load_version", load_of(version, keep=keep))
 
 
@@ -133,7 +138,7 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
 
 
 async def is_chat(ctx: Context, run: RunRow) -> bool:
-    """Whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
+    """Check whether its versions expect the chat template: as the run's own prompts were, unless it never had any."""
     data = spec_of(run).data
     learned = data.train not in TASKS or run.reason == EndReason.IMPORTED
     if data.chat_template != "auto" or not learned:

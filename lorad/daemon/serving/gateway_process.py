@@ -113,7 +113,7 @@ def stop(ctx: Context, gateway: Gateway) -> bool:
 
 
 def put_away(ctx: Context, gateway: Gateway) -> None:
-    """`stop`, and insist when it is still there after a while. Repeat it until it is gone."""
+    """Ask a gateway to end, and kill it when it is still up after a while. Repeat it until it is gone."""
     lives = gateway.lives
     if not lives or not ctx.processes.inspect(lives[-1]).is_up:
         return

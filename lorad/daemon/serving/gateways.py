@@ -26,7 +26,7 @@ UNWANTED_SECONDS = 600.0  # after which the gateway of an owner ends who has not
 
 
 def keep_gateways(ctx: Context) -> None:
-    """All of them, as far as they are wanted. What is wrong with that of one owner holds up no other."""
+    """Keep every gateway that is wanted up. Trouble with that of one owner affects no other."""
 
     def keep_public(ctx: Context) -> None:
         keep(ctx, public_gateway(ctx), wanted=is_wanted(ctx))
@@ -100,14 +100,14 @@ def is_for_all(ctx: Context) -> bool:
 
 
 def gateways(ctx: Context) -> Iterator[Gateway]:
-    """All that there may be."""
+    """Yield every gateway that there may be."""
     yield public_gateway(ctx)
     if ctx.system:
         yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
 
 
 def living_gateways(ctx: Context) -> Iterator[AttemptDir]:
-    """The newest life of each."""
+    """Yield the newest life of each gateway."""
     for gateway in gateways(ctx):
         yield from gateway.lives[-1:]
 

@@ -42,7 +42,7 @@ def hold_in(ctx: Context, pool: Pool) -> None:
 
 
 def difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
-    """What is to be loaded, the first first, as far as there is room, and what is to be let go."""
+    """List the versions to load, most important first, as far as there is room, and the names of those to unload."""
     kept = set(pool.status.kept if pool.status else [])
     held = held_versions(ctx.store)
     spare = sorted(kept - {name_of(row) for row in held} - set(ctx.in_hand))
@@ -75,7 +75,10 @@ def with_room(ctx: Context, pool: Pool, lacking: list[VersionRow]) -> list[Versi
 
 
 async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
-    """What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere."""
+    """Unload and load versions in a pool.
+
+    What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere.
+    """
     try:
         if spare:
             await in_thread(ctx, pool.setup.owner, let_go, ctx, pool, spare)
@@ -98,7 +101,7 @@ async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: lis
 
 
 def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:
-    """Runs in a thread."""
+    """Let the pool unload versions. Runs in a thread."""
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         for name in names:
             connection.call("let_go", LetGo(name))

@@ -79,7 +79,7 @@ def socket_of(ctx: Context, run: RunRow) -> str | None:
 
 
 def tell_owner(ctx: Context, uid: int, told: dict[str, Any]) -> None:
-    """What of the table is theirs, unless they know. Raises OSError."""
+    """Write an owner's part of the table to their gateway, unless it has it. Raises OSError."""
     versions = {name: about for name, about in told["versions"].items() if about["owner_uid"] == uid}
     names = {alias: name for alias, name in told["aliases"].items() if name in versions}
     data = msgspec.json.encode({"aliases": names, "versions": versions})

@@ -136,5 +136,5 @@ def tell(ctx: Context, used: int, budget: int) -> None:
 
 
 def was_spared(ctx: Context, run: str) -> bool:
-    """Whether some of its samples went for the disk budget."""
+    """Check whether some of its samples went for the disk budget."""
     return events.has_kind(ctx.store, run, GONE)

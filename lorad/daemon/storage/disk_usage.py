@@ -15,7 +15,7 @@ def measure(items: Iterable[Doomed]) -> dict[Path, int]:
 
 
 def used(roots: Iterable[Path]) -> int:
-    """What files and directories take; what lies below several of `roots` counts once."""
+    """Add up what files and directories take; what lies below several of `roots` counts once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     for path in roots:
@@ -29,7 +29,7 @@ def used(roots: Iterable[Path]) -> int:
 
 
 def files_below(path: Path) -> Iterator[os.stat_result]:
-    """What goes meanwhile is passed over."""
+    """Yield the files below a path; those that disappear meanwhile are passed over."""
     try:
         about = path.lstat()
         if not path.is_dir() or path.is_symlink():

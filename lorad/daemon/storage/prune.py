@@ -102,7 +102,7 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
 
 
 def begun_at(ctx: Context, run: RunRow) -> float:
-    """What the attempt of a run that works began to write since then, it may still be writing."""
+    """Find since when an attempt may have begun files that it still writes; now, where no attempt is running."""
     if run.state != RunState.RUNNING:
         return time.time()
     return max((attempt.started_at for attempt in attempts(ctx.store, run.name)), default=0.0)
@@ -141,8 +141,10 @@ def old_versions(ctx: Context, run: RunRow, kept: Sequence[CheckpointRow]) -> li
 
 
 def is_free(ctx: Context, run: RunRow, number: int) -> bool:
-    """Nobody has pinned, aliased, loaded or in hand the version, and no alias would go back to it; one without a row
-    yet is on its way."""
+    """Check that a version is not pinned, aliased, loaded or in use, and that no alias would roll back to it.
+
+    A version without a row is not free: it may not be ingested yet.
+    """
     if has_silent_pool(ctx, run):
         return False
     try:
@@ -168,8 +170,10 @@ def age(samples: Path) -> tuple[int, int]:
 
 
 def delete(ctx: Context, item: Doomed) -> Path | None:
-    """Nobody finds it after this; what is to be discarded yet, if anything is. What its owner keeps from being deleted
-    stays, and holds up nothing else."""
+    """Delete an item, so that nothing finds it. Returns the path that is left to discard, if any.
+
+    What its owner keeps from being deleted stays, and holds up nothing else.
+    """
     log.info("deleting %s: %s", item.path, item.why)
     try:
         return _delete(ctx, item)

@@ -50,7 +50,10 @@ class Body(Struct):
 
 
 class Start(NamedTuple):
-    """What a fork begins with. trained: the spec of the attempt that made the checkpoint."""
+    """What a fork begins with.
+
+    trained: the spec of the attempt that made the checkpoint.
+    """
 
     origin: str
     directory: Path
@@ -128,7 +131,7 @@ def refuse_shape(text: str) -> None:
 
 
 def free_name(ctx: Context, parent: str) -> str:
-    """`sorter-fork`, `sorter-fork-2`, …"""
+    """Choose a name that is free: `sorter-fork`, `sorter-fork-2`, …"""
     number, suffix = 1, "-fork"
     while True:
         name = parent[: NAME_LENGTH - len(suffix)] + suffix
@@ -139,11 +142,12 @@ def free_name(ctx: Context, parent: str) -> str:
 
 
 async def taken(ctx: Context, start: Start, spec: Spec, uids: tuple[int, int]) -> Path:
-    """What the fork begins with, verified, in a directory of its own that nobody deletes from. uids: of the owners of
-    both runs.
+    """Copy what the fork begins with, verified, into a directory of its own that nothing deletes from.
 
-    The files of a checkpoint never change: where both runs are of one owner, they are shared by hard links, which are
-    made here at once: `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
+    uids: the owners of both runs.
+
+    The files of a checkpoint never change: where one user owns both runs, hard links share them. They are made without
+    an await, so that `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
     """
     staged = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
     owner, caller = map(ctx.user, uids)
@@ -190,7 +194,7 @@ def copied(source: Path, target: Path, owner: User | None, reader: User | None) 
 
 
 def inherits(body: Body, spec: Spec) -> bool:
-    """Whether the parent's spec names what KL is measured against: `start` is each run's own."""
+    """Check whether the parent's spec names what KL is measured against: `start` is each run's own."""
     said = any(overridden(text) in ("algorithm", "algorithm.kl", "algorithm.kl.reference") for text in body.overrides)
     return spec.algorithm.kl.reference not in (None, "start") and not said
 
@@ -203,8 +207,7 @@ def asked_before(ctx: Context, parent: RunRow) -> Request:
 async def looked_at(
     ctx: Context, uid: int, asked: Request, spec: Spec, body: Body, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
-    """How the fork is asked for, after the look that a new run gets: as if it began with the weights alone, which are
-    checked by that. Raises SpecError."""
+    """Make the request for the fork, after the preflight of a new run with the same weights. Raises SpecError."""
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
     facts = await preflight(ctx, weights, asked.cwd, uid, kl and kl.directory)
     reference.refuse_other_model(kl, facts.model_path)
@@ -217,7 +220,7 @@ async def looked_at(
 
 
 def spec_text(run: RunRow) -> str:
-    """What the user wrote."""
+    """Read the spec as the user wrote it; "" where it was not kept."""
     path = run_dir(run).spec_text
     return path.read_text() if path.exists() else ""
 

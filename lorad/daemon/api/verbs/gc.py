@@ -67,7 +67,7 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
 
 
 async def deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
-    """What was deleted: all but what somebody asked for while the rest was looked at."""
+    """Delete the items, except what was asked for since they were found. Returns what was deleted."""
     done, gone = list[Doomed](), list[Path]()
     for run, group in groupby(items, key=lambda item: item.run):
         for item in still(ctx, run, group):

@@ -70,7 +70,7 @@ async def handle(ctx: Context, call: Call) -> Generated:
 
 
 def ask(ctx: Context, pool: Pool, version: VersionRow, body: Body, chat: Data | None) -> list[Completion]:
-    """The completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
+    """List the completions, in order of their index; runs in a thread. chat: how the run makes chats of its prompts."""
     wish, user = body.sampling, ctx.user(pool.setup.owner)
     process = None if user is None else (user.command([], Path("/")), user.environment)
     with as_user(user):

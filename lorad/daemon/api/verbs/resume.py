@@ -105,9 +105,9 @@ def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
 
 
 def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
-    """`spec` with the lora.type that a checkpoint of `trained` has on Megatron: only there linears come to share an A.
+    """Give `spec` the lora.type of a checkpoint of `trained` that was made on Megatron: only there linears share an A.
 
-    Raises SpecError when an override asks for shared ones, and they are not.
+    Raises SpecError when an override asks for shared ones, and the checkpoint has none.
     """
     shared = trained is not None and trained.trainer.backend == "megatron" and trained.lora.type == "lora"
     if shared or spec.trainer.backend != "megatron" or spec.lora.type == "canonical_lora":
@@ -156,14 +156,14 @@ def total(body: Body, run: RunRow, before: Spec) -> int:
 
 
 def asked_steps(before: Spec, overrides: Sequence[str]) -> int | None:
-    """What the overrides set trainer.steps to, be it what it was; None when they leave it."""
+    """Find what the overrides set trainer.steps to, even if that is no change; None when they do not set it."""
     other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
     steps = override(before, overrides).trainer.steps
     return steps if override(other, overrides).trainer.steps == steps else None
 
 
 async def respecified(ctx: Context, run: RunRow, spec: Spec, overrides: Sequence[str], steps: int) -> Request:
-    """How the run is asked for with another spec, which was looked at like that of a new run. Raises SpecError."""
+    """Make the request of the run with another spec, after the preflight of a new run. Raises SpecError."""
     request = request_of(run)
     reference = None if request.reference is None else run_dir(run).reference
     wanted = replace(spec, trainer=replace(spec.trainer, steps=steps))

@@ -21,7 +21,10 @@ from lorad.spec.text import load_task
 
 
 class Body(Struct):
-    """`cwd` is where the paths of the spec begin."""
+    """The body of a request for a run.
+
+    cwd: where relative paths of the spec begin.
+    """
 
     spec: str
     source: str

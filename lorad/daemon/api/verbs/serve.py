@@ -50,7 +50,7 @@ class Named(Struct):
 
 
 class Found(NamedTuple):
-    """What lies in a directory: no weight is read before it is known to fit."""
+    """An adapter that was found in a directory: its weights are not read before it is known to fit."""
 
     name: str
     source: Path
@@ -87,7 +87,7 @@ async def handle(ctx: Context, call: Call) -> Served:
 
 
 def base_spec(body: Body, user: User | None) -> Spec:
-    """What kind of pool serves. Raises SpecError for keys that only training knows."""
+    """Make the spec of the pool that serves. Raises SpecError for keys that only training has."""
     for text in body.overrides:
         if (key := overridden(text)).partition(".")[0] in OF_A_RUN:
             hint = "Serving takes keys of rollout, pool, resources and model, trainer.backend and data.chat_template."

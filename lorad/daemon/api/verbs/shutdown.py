@@ -38,7 +38,7 @@ async def handle(ctx: Context, call: Call) -> Shutdown:
 
 
 def stay(ctx: Context, pool: Pool, *, serves: bool) -> StayingPool:
-    """Why a pool stays up without a daemon, and the seconds for which it may be idle from now on."""
+    """Describe why a pool stays up without a daemon, and for how many more seconds it may be idle."""
     runs = [run.name for run in tenants_of(ctx, pool)]
     kept = pool.status.kept if pool.status and serves else []
     idle = 0.0 if runs else pool.idle_seconds

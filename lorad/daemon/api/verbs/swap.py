@@ -89,7 +89,7 @@ def refuse_many(ctx: Context, caller: Caller, alias: str, run: RunRow) -> None:
 
 
 async def prepare(ctx: Context, version: VersionRow) -> Attestation:
-    """Its files are whole, and the pool of its base serves it from now on."""
+    """Verify the version's files and load it into a pool of its base."""
     await await_files(ctx, version)
     run = runs.get(ctx.store, version.run)
     await on_behalf(ctx, run.owner_uid, check_files, version)
@@ -112,7 +112,7 @@ def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasR
 
 
 def tell_gateway(ctx: Context, alias: str) -> None:
-    """What begins from now on is served by the new version; the one before is let go by `serving/keep_loaded.py`."""
+    """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one before."""
     ctx.served += 1
     ctx.waker.poke()
     try:

@@ -112,7 +112,7 @@ def refuse(ctx: Context, name: str, points: list[Point]) -> None:
 async def looked_at(
     ctx: Context, points: list[Point], references: list[Staged | None], cwd: str, uid: int
 ) -> list[SpecFacts]:
-    """What the preflight finds for each point; one is enough for points that need the same. Raises what it raised."""
+    """Run the preflight for each point, once for all points that need the same. Raises what the preflight raises."""
     found: dict[tuple[bytes, ...], SpecFacts] = {}
     facts = []
     for point, reference in zip(points, references, strict=True):
@@ -128,7 +128,7 @@ async def looked_at(
 
 @contextlib.contextmanager
 def blaming(point: Point) -> Iterator[None]:
-    """What is raised begins with the point."""
+    """Name the point in what is raised within the block."""
     try:
         yield
     except LoradError as error:
@@ -137,7 +137,7 @@ def blaming(point: Point) -> Iterator[None]:
 
 
 def need(spec: Spec) -> bytes:
-    """What a preflight looks at: all but what only the run itself goes by."""
+    """Make the part of a spec that the preflight depends on: points with an equal one share an answer."""
     usual, kl = {key: getattr(Trainer(), key) for key in UNSEEN}, spec.algorithm.kl
     return to_json(
         replace(

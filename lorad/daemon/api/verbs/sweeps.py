@@ -35,7 +35,7 @@ def sweep_view(ctx: Context, row: SweepRow) -> Sweep:
 
 
 def values(spec: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """What a spec says for dotted keys."""
+    """Look up the values of a spec for dotted keys."""
     return {key: value(spec, key.split(".")) for key in keys}
 
 

@@ -60,7 +60,7 @@ async def attest_again(ctx: Context, run: RunRow) -> Check:
 
 
 async def verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
-    """What is wrong with a loaded version."""
+    """List what is wrong with a loaded version."""
     try:
         attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)
     except NotFound:  # it went meanwhile
