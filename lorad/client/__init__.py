@@ -1,1 +1,1 @@
-"""Talks to the daemon: `client.py` has a method for each request, `shapes.py` the answers, `transport.py` the HTTP."""
+"""The client: `client.py` has a method for each request, `shapes.py` the answers, `transport.py` the HTTP."""

@@ -14,7 +14,7 @@ class PoolRun(Struct, frozen=True):
 
     run: str
     phase: str = ""  # the verb under way, or `idle`
-    bytes: int = 0  # of the slot
+    bytes: int = 0  # size of the slot
     waited: float = 0.0  # seconds for its turn
 
 
@@ -29,7 +29,7 @@ class Runtime(Struct, frozen=True):
     threads: int
     wait_policy: str = ""
     malloc: dict[str, int] = {}
-    reasons: dict[str, Why] = {}  # of threads, wait_policy and malloc
+    reasons: dict[str, Why] = {}  # why threads, wait_policy and malloc are what they are
 
 
 class Engine(Struct, frozen=True):
@@ -97,7 +97,7 @@ class DeviceProcess(Struct, frozen=True):
     user: str = ""
     name: str = ""
     memory: int | None = None
-    ours: bool = False  # of a pool of this daemon
+    ours: bool = False  # belongs to a pool of this daemon
 
 
 class Device(Struct, frozen=True):
@@ -106,7 +106,7 @@ class Device(Struct, frozen=True):
     memory_total: int = 0
     memory_used: int = 0
     utilization: float | None = None  # 0 to 1
-    pool: str | None = None  # of this daemon; the lease names those of others as well
+    pool: str | None = None  # a pool of this daemon; the lease names other daemons' pools as well
     lease: Lease | None = None
     processes: list[DeviceProcess] = []
 
@@ -147,12 +147,12 @@ class Status(Struct, frozen=True):
     version: str = ""
     home: str = ""
     caller: Caller = Caller()
-    shared: bool = False  # by several users
+    shared: bool = False  # serves several users
     started_at: float = 0.0
     gateway: str | None = None  # its socket; None while none answers
     url: str | None = None  # the base URL where it listens on TCP
     url_trouble: str = ""  # why it lets nobody in there
-    runs: dict[str, int] = {}  # by state
+    runs: dict[str, int] = {}  # state -> count
     troubles: list[str] = []
     disk: Disk | None = None
     database: DatabaseSize = DatabaseSize()
@@ -164,12 +164,12 @@ class StayingPool(Struct, frozen=True):
     pool: str
     runs: list[str] = []
     serves: list[str] = []  # run@version
-    seconds: float = 0.0  # of idleness, after which it ends by itself
+    seconds: float = 0.0  # idle time after which it ends by itself
 
 
 class Shutdown(Struct, frozen=True):
     pid: int
-    gateway: bool = False  # it ends as well
+    gateway: bool = False  # the gateway ends as well
     ended: list[str] = []  # pools
     staying: list[StayingPool] = []
 
@@ -191,7 +191,7 @@ class Census(Struct, frozen=True):
 
 class Check(Struct, frozen=True):
     check: str
-    looked_at: str  # at how much, in words
+    looked_at: str  # says how much was looked at
     problems: list[str]  # each names what it is about
     seconds: float = 0.0
 

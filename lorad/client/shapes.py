@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lorad.protocol.traffic import Figures
 
-Number = int | float  # as it was written: a count stays one
+Number = int | float  # keeps its JSON type: a count stays an integer
 Metrics = dict[str, Number | None]  # None: it was no finite number
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -31,9 +31,9 @@ class Signals(Struct, frozen=True, omit_defaults=True):
     truncated: Number | None = None
     logprob_difference: Number | None = None
     failed_rewards: Number | None = None
-    failed_rewards_total: Number | None = None  # of the whole run
+    failed_rewards_total: Number | None = None  # sum over the whole run
     skipped_updates: Number | None = None
-    skipped_updates_total: Number | None = None  # of the whole run
+    skipped_updates_total: Number | None = None  # sum over the whole run
     not_finite: list[str] = []  # metrics of the last step that were no number
     zero_variance: Number | None = None  # share of the last step's groups whose rewards are all the same
     at: float | None = None  # time of the last step
@@ -45,8 +45,8 @@ class Run(Struct, frozen=True):
     name: str
     state: str  # lorad.states.RunState
     reason: str | None = None  # lorad.states.EndReason, once it ended
-    detail: str = ""  # why it ended, in words
-    waiting: str = ""  # why it is queued, in words
+    detail: str = ""  # why it ended
+    waiting: str = ""  # why it is queued
     step: int = 0
     steps: int = 0
     reward: float | None = None  # mean of the last step
@@ -99,7 +99,7 @@ class Trainable(Struct, frozen=True):
 
     parameters: int = 0
     base: int | None = None  # parameters of the base
-    share: float | None = None  # of all parameters
+    share: float | None = None  # share of all parameters
 
 
 class RunDetails(Run, frozen=True):
@@ -113,7 +113,7 @@ class RunDetails(Run, frozen=True):
     spec: dict[str, Any] = {}  # the whole spec as JSON, see lorad/spec/model.py
     processes: list[RunProcess] = []
     attempts: list[Attempt] = []
-    trainable: Trainable | None = None  # of the newest attempt
+    trainable: Trainable | None = None  # as the newest attempt has it
     warnings: list[str] = []
 
 
@@ -122,7 +122,7 @@ class Forked(Run, frozen=True):
 
 
 class Resumed(Forked, frozen=True):
-    changed_inputs: list[str] = []  # files that the attempt before read and that changed since, in words
+    changed_inputs: list[str] = []  # a sentence for each file that the attempt before read and that changed since
 
 
 class Removed(Struct, frozen=True):
@@ -170,7 +170,7 @@ class Sample(Struct, frozen=True):
     reward: Number | None = None
     advantage: Number | None = None
     finish: str | None = None
-    error: str | None = None  # of its reward
+    error: str | None = None  # why its reward failed
     tokens: list[int] = []
     logprobs: list[Number | None] = []
 
@@ -182,7 +182,10 @@ class LogPart(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """kind: `state`, a journal kind (step, eval, version, checkpoint, end, …), or `idle` when nothing happens."""
+    """An event.
+
+    kind: `state`, a journal kind (step, eval, version, checkpoint, end, …), or `idle` when nothing happens.
+    """
 
     id: int
     at: float
@@ -240,8 +243,8 @@ class Alias(Struct, frozen=True):
 
 
 class ServedAlias(Alias, frozen=True):
-    owner: str = ""  # of the alias
-    step: int | None = None  # that made the version
+    owner: str = ""  # owner of the alias
+    step: int | None = None  # the step that made the version
     traffic: Figures | None = None  # None while no gateway is up
     previous: str | None = None  # run@version that a rollback leads to
 

@@ -25,13 +25,16 @@ Json = dict[str, Any]
 Items = list[Json]
 CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
 RESTART = "Start it with `lorad daemon start`."
-PROTOCOL = 1  # of the daemon's API: another number where clients of before would misunderstand it, or be misunderstood
+PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
 PROTOCOL_HEADER, VERSION_HEADER = "X-Lorad-Protocol", "X-Lorad-Version"
 LINE = 1 << 16  # bytes of a header
 
 
 class Answer(NamedTuple):
-    """The names of headers are in lower case. file: the body."""
+    """An answer of the daemon. The names of its headers are in lower case.
+
+    file: the body.
+    """
 
     status: int
     headers: dict[str, str]

@@ -1,4 +1,4 @@
-"""What is said about a run in one line."""
+"""Describe a run in one line."""
 
 from __future__ import annotations
 

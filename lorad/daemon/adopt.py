@@ -1,4 +1,4 @@
-"""What a daemon does first: know the pools and drivers that an earlier one left, and end those that nobody knows."""
+"""The first work of a daemon: find the pools and drivers that an earlier one left, and end those that no row knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted since the daemon began: answers, swaps, and who follows events."""
+"""Counters since the daemon began: answers, swaps, and followers of events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class Histogram:
 
 @dataclass
 class Meter:
-    """answers: by method and status. requests: how long they took, but for events, which are followed for ever."""
+    """What the daemon counts.
+
+    answers: by method and status.
+    requests: how long they took, without event streams, which never end.
+    """
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     requests: Histogram = field(default_factory=Histogram)

@@ -104,7 +104,7 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
         ctx.processes.kill_group(attempt)
         wake_shim(attempt)
         if pulse := ctx.pulses.get(attempt):
-            pulse.begin_again(now)  # it is killed again, should it still be there then
+            pulse.begin_again(now)  # a process that is still there then is killed again
     finally:
         ctx.put_down.discard(attempt)
 

@@ -1,4 +1,4 @@
-"""One daemon for a home: the lock that it holds, and a home that can be written to."""
+"""A home has one daemon: the lock that the daemon holds, and the check that the home can be written to."""
 
 from __future__ import annotations
 

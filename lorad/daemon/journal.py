@@ -107,7 +107,7 @@ class _Line(Struct):
 
 def read(path: Path) -> Told:
     """Read all of a journal; nothing when there is none. Raises OSError."""
-    told, since = Told([], [], []), 0  # since: facts that stand before what may tell of changes
+    told, since = Told([], [], []), 0  # since: facts before the lines that may be changes
     if not path.exists():
         return told
     with path.open("rb") as file:
@@ -117,7 +117,7 @@ def read(path: Path) -> Told:
             kind, found = decode(line)
             if isinstance(found, Change):
                 if not told.changes:
-                    del told.facts[since:]  # of the same transaction
+                    del told.facts[since:]  # facts of the same transaction
                 count(told.changes, kind, found)
             elif found is None:
                 told.damaged.append(number)

@@ -1,4 +1,4 @@
-"""Opens the database and the daemon's journal of a home together: neither may be behind the other unnoticed."""
+"""Open the database and the daemon's journal of a home together: neither may be behind the other unnoticed."""
 
 from __future__ import annotations
 

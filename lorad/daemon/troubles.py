@@ -1,8 +1,7 @@
-"""What the daemon could not do in the last pass of its loop and tries again: `lorad doctor`, `lorad daemon status`,
-`lorad list` and the dashboard say so.
+"""What the daemon could not do in the last pass of its loop and tries again.
 
-A verb that works on items (runs, pools, gateways, users) does so by `each`: what is wrong with one item holds up no
-other.
+`lorad doctor`, `lorad daemon status`, `lorad list` and the dashboard show it. A verb that works on items (runs, pools,
+gateways, users) does so by `each`: what is wrong with one item holds up no other.
 """
 
 from __future__ import annotations

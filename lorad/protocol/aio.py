@@ -28,7 +28,7 @@ class AsyncConnection:
         self._reader, self._writer = reader, writer
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Queue[Answer | LoradError]] = {}
-        self._why = ""  # it is lost
+        self._why = ""  # why the connection is lost
         self._reading = asyncio.create_task(self._read())
 
     @classmethod

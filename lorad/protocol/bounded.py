@@ -22,7 +22,7 @@ from lorad.protocol.listener import uid_of
 
 LOOK = 1.0  # seconds between two looks at all connections
 LINGER = 0.5  # seconds for which what a refused request still sends is read
-REFUSED = 1.0  # seconds for which a connection too many may ask, to be told why not
+REFUSED = 1.0  # seconds in which a connection too many may ask and is answered why not
 EVERYBODY = 0.75  # share of the process's file descriptors
 ADVICE = "Use the lorad command or lorad.client."
 

@@ -57,7 +57,10 @@ class Open(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """reference: the verdict of its attestation; None where there is none."""
+    """The slot that was opened.
+
+    reference: the verdict of its attestation; None where there is none.
+    """
 
     parameters: int
     tensors: int
@@ -66,7 +69,10 @@ class Opened(Struct, frozen=True):
 
 
 class Generate(Struct, frozen=True):
-    """version: `run@number`, or `base`."""
+    """Sample completions of prompts.
+
+    version: `run@number`, or `base`.
+    """
 
     version: str
     prompts: list[Prompt]
@@ -74,7 +80,10 @@ class Generate(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
-    """waited: seconds of `seconds` in which none of its samples had a turn."""
+    """The end of a sampling call.
+
+    waited: seconds of `seconds` in which none of its samples had a turn.
+    """
 
     samples: int
     tokens: int
@@ -117,8 +126,9 @@ LogprobsOf = Literal["slot", "base", "reference"]
 
 
 class Logprobs(Struct, frozen=True):
-    """of: the run's slot, the base (adapter off), or the reference that the slot was opened with. Temperature as in
-    sampling.
+    """Compute log-probabilities of a batch, with the temperature of the sampling.
+
+    of: the run's slot, the base (adapter off), or the reference that the slot was opened with.
     """
 
     of: LogprobsOf
@@ -201,7 +211,10 @@ class LetGo(Struct, frozen=True):
 
 
 class Closed(Struct, frozen=True):
-    """`base_checksum` as it is now: rule 7."""
+    """The slot is closed.
+
+    base_checksum: the checksum of the base as it is now; it must not have changed (rule 7).
+    """
 
     base_checksum: str
 
@@ -214,7 +227,10 @@ class Evict(Struct, frozen=True):
 
 
 class Verb(Struct, frozen=True):
-    """args -> [item …] result. `mutates`: recorded and fenced by seq."""
+    """The types of a verb: args -> [item …] result.
+
+    mutates: the call is recorded and fenced by seq.
+    """
 
     args: type
     result: type
@@ -261,7 +277,10 @@ class Call(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """body: an item or result of the verb, or an error as of `lorad.errors.to_wire`."""
+    """An answer to a call.
+
+    body: an item or result of the verb, or an error as `lorad.errors.to_wire` makes it.
+    """
 
     id: int
     kind: Literal["item", "result", "error"]

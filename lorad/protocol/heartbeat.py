@@ -45,7 +45,7 @@ class Heart:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._doing: dict[int, str] = {}  # by thread
+        self._doing: dict[int, str] = {}  # thread -> what it does
         self._got_on: dict[int, float] = {}
         self._looped: float | None = None
         self._progress, self._counted = 0, 0.0

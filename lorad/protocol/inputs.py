@@ -1,4 +1,4 @@
-"""Files that an attempt read beside the weights: what they were then, and whether they are that still."""
+"""Files that an attempt read beside the weights: what they were then, and whether they have changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ CHUNK = 1 << 20
 
 
 class Input(Struct, frozen=True):
-    """bytes: its size. mtime: in ns. sha256: of its bytes; "" for data, whose rows have a digest of their own."""
+    """A file that an attempt read.
+
+    bytes: its size.
+    mtime: in nanoseconds.
+    sha256: of its bytes; "" for data, whose rows have a digest of their own.
+    """
 
     path: str
     bytes: int

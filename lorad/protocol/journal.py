@@ -98,7 +98,11 @@ class Attempt(Struct, frozen=True):
 
 
 class VersionFact(Struct, frozen=True):
-    """kind `version`. `path` is relative to the run directory. delivered_sha256: see `Attestation`."""
+    """A record of kind `version`.
+
+    path: relative to the run directory.
+    delivered_sha256: see `Attestation`.
+    """
 
     version: int
     sha256: str
@@ -108,14 +112,17 @@ class VersionFact(Struct, frozen=True):
     alpha: float
     bytes: int
     attested: str  # passed | inconclusive
-    attestation: str  # in words
+    attestation: str  # the verdict's detail
     delivered_sha256: str = ""
 
 
 class StepFact(Struct, frozen=True):
-    """kind `step`. `version`: the one that made the samples. `prompts`: ids, in order. `samples`: relative path.
+    """A record of kind `step`.
 
-    metrics: of what was measured; a metric that was not is absent, one that was not finite is null in JSON.
+    version: the version that made the samples.
+    prompts: ids, in order.
+    samples: a path relative to the run directory.
+    metrics: what was measured; a metric that was not measured is absent, one that was not finite is null in JSON.
     """
 
     version: int
@@ -127,7 +134,10 @@ class StepFact(Struct, frozen=True):
 
 
 class EvalFact(Struct, frozen=True):
-    """kind `eval`. score: mean reward of greedy completions, without those whose reward failed; None: all failed."""
+    """A record of kind `eval`.
+
+    score: mean reward of greedy completions, without those whose reward failed; None when all failed.
+    """
 
     version: int
     score: float | None
@@ -136,7 +146,7 @@ class EvalFact(Struct, frozen=True):
 
 
 class CheckpointFact(Struct, frozen=True):
-    """kind `checkpoint`."""
+    """A record of kind `checkpoint`."""
 
     path: str
     version: int
@@ -144,7 +154,10 @@ class CheckpointFact(Struct, frozen=True):
 
 
 class EndFact(Struct, frozen=True):
-    """kind `end`. reason: completed | stopped | failed | attestation_failed | lost."""
+    """A record of kind `end`.
+
+    reason: completed | stopped | failed | attestation_failed | lost.
+    """
 
     reason: str
     detail: str

@@ -1,4 +1,4 @@
-"""What the daemon asks the process that checks a spec, and what that answers: one JSON line each way."""
+"""What the daemon asks the process that checks a spec, and what it answers: one JSON line each way."""
 
 from __future__ import annotations
 

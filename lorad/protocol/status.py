@@ -1,4 +1,4 @@
-"""Who a pool is, and what it does now: the answers to `hello` and `status`."""
+"""What a pool is, and what it does now: the answers to `hello` and `status`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PoolInfo(Struct, frozen=True):
 
     pool: str
     pid: int
-    model: str  # as in the spec
+    model: str  # the spec's name for it
     model_path: str
     base_checksum: str
     trainer: str
@@ -26,7 +26,7 @@ class PoolInfo(Struct, frozen=True):
     dtype: str
     threads: int
     max_tokens: int
-    versions: dict[str, str]  # of software: lorad, torch, the backends
+    versions: dict[str, str]  # versions of software: lorad, torch, the backends
     model_sha256: str = ""
     parameters: int = 0
 

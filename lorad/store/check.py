@@ -1,4 +1,4 @@
-"""Is the database whole, and is the SQLite that this Python carries one to trust? For `lorad doctor`."""
+"""Check whether the database is whole, and whether the SQLite of this Python can be trusted. For `lorad doctor`."""
 
 from __future__ import annotations
 

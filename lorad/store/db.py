@@ -112,7 +112,7 @@ class Store(Rows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_upgraded = False  # just now: what migrations changed no journal was told
+        self.is_upgraded = False  # migrations have just run, and no journal has their changes
         self._recorder: Recorder | None = None
         with _locked(path.with_name(path.name + ".lock")):
             _create(path)

@@ -26,7 +26,7 @@ SIGNALS = (
     *("failed_rewards", "failed_rewards_total", "skipped_updates", "skipped_updates_total"),
 )
 RECENT = 24  # steps
-MOST_NAMES = 8  # of metrics that are told by name
+MOST_NAMES = 8  # metrics that are listed by name
 TABLES = tuple(table for table, _ in COLUMNS.values())
 
 

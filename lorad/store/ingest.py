@@ -44,8 +44,13 @@ class Place(Struct, frozen=True):
 
 
 class Taken(Struct, frozen=True):
-    """new: records never seen before. more: there is more to take in. is_again: the journal is read again from now on.
-    offset: bytes of the journal that were read."""
+    """What one call of `ingest_some` ingested.
+
+    new: records never seen before.
+    more: there is more to ingest.
+    is_again: the journal is read again from its start.
+    offset: bytes of the journal that were read.
+    """
 
     new: list[Record]
     more: bool

@@ -109,7 +109,7 @@ def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Pat
                 data = msgspec.json.encode(facts.event_data(record)).decode()
                 found.append((None, record.at, run, record.kind, data))
             last = [*last[-1:], (record, offset)]
-    except (OSError, IntegrityError) as error:  # of reading
+    except (OSError, IntegrityError) as error:  # the journal cannot be read
         yield f"{journal} cannot be read after record {after}: {error}"
     collect(connection, found, source)
     facts.summarize(store, connection, run)

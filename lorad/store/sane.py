@@ -1,4 +1,4 @@
-"""What no driver of lorad writes into a journal: it may belong to another user than the daemon that takes it in."""
+"""Reject what no driver of lorad writes into a journal, which may belong to another user than the daemon."""
 
 from __future__ import annotations
 

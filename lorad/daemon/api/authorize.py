@@ -1,4 +1,4 @@
-"""Is the caller of a request allowed to make it: how close they must be to what its path names."""
+"""Check whether a caller may make a request: each route needs some access to what its path names."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Read(Struct, frozen=True):
     states: dict[str, int]
     attempts: dict[str, int]
     waits: list[float]  # seconds of those in the queue
-    lags: dict[str, tuple[int, float]]  # of active runs: bytes and seconds that ingest is behind
+    lags: dict[str, tuple[int, float]]  # active runs: bytes and seconds that ingest is behind
     versions: int
     aliases: int
     events: int

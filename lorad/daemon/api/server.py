@@ -33,7 +33,7 @@ UCRED = struct.Struct("3i")
 UP_TO_DATE = "Is this lorad up to date?"
 UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
-OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # by which one of another protocol is seen and replaced
+OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # a daemon of another protocol is found and replaced by these
 
 Handler = Callable[[Context, Call], Awaitable[Any]]
 

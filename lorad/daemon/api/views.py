@@ -27,7 +27,7 @@ from lorad.store.db import Rows
 from lorad.store.rows import RunRow, RunSummary, VersionRow
 
 WARNINGS = 20
-OWN = "trainer."  # of versions in PoolInfo
+OWN = "trainer."  # prefix of the trainer's keys in PoolInfo.versions
 T = TypeVar("T", bound=Struct)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lorad.daemon.pool import Pool
 
 NOTE_BYTES = 8192
-MOST_ENTRIES = 4096  # of the directory, in which everybody may write
+MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
 FRESH_SECONDS = 30.0  # a daemon that waits says so again in a third of it
 SKEW_SECONDS = 5.0
 SEEN_SECONDS = 0.5
@@ -65,7 +65,10 @@ class Holder(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """A daemon waits for a device. why: for what."""
+    """A daemon waits for a device.
+
+    why: what it waits for the device for.
+    """
 
     uid: int
     why: Text

@@ -134,7 +134,7 @@ def look(ctx: Context) -> None:
 async def observe(ctx: Context, gpus: list[Device]) -> None:
     try:
         ctx.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
-    except Exception as error:  # of bindings that do not fit the driver
+    except Exception as error:  # the bindings may not fit the driver
         log.exception("NVML")
         ctx.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
     finally:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LAST_LINES = 200  # of a log: NCCL's watchdog alone writes a hundred
+LAST_LINES = 200  # NCCL's watchdog alone writes a hundred lines
 LAST_CHARACTERS = 1 << 18
 PART = 1000  # characters at either end of a long line
 
@@ -109,7 +109,7 @@ SIGNS = [
 ]
 XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 ECC_XIDS = {48, 63, 64, 92, 94, 95}
-PROGRAM_XIDS = {13, 31, 43}  # of a program that went wrong, rather than of the GPU
+PROGRAM_XIDS = {13, 31, 43}  # the program went wrong, not the GPU
 OOM_KILL = re.compile(r"Killed process (\d+)")
 KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?:code )?(?:-9|137)\b")
 

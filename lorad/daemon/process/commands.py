@@ -18,8 +18,12 @@ def _module(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Commands:
-    """Each is followed by a directory (driver: its attempt's, pool: the pool's, gateway: the home); the preflight reads
-    standard input."""
+    """How to start each process. Its directory follows the command, and the preflight reads standard input.
+
+    driver: followed by its attempt's directory.
+    pool: followed by the pool's directory.
+    gateway: followed by the home.
+    """
 
     driver: tuple[str, ...] = _module("lorad.driver")
     pool: tuple[str, ...] = _module("lorad.pool")

@@ -1,4 +1,4 @@
-"""Copies the files of a directory from one user to another: neither gets at more than they may open themselves."""
+"""Copy the files of a directory from one user to another: neither gets access to more than they may open themselves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Secrets that the processes of runs find in their environment, and nobody finds anywhere else.
+"""Secrets that the processes of runs find in their environment, and that are stored nowhere else.
 
-`secrets` in config.yaml names a file for each variable. What a process is started by (`command.json`) names the files
-again; the shim reads them when nothing but the program's start is left to do.
+`secrets` in config.yaml names a file for each variable. The command of a process (`command.json`) names the files
+again; the shim reads them just before it starts the program.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lorad.daemon.process.processes import read_status
 
 DUMP_SECONDS, ALL_SECONDS = 5.0, 15.0
 MOST = 16  # processes
-BYTES = 1 << 16  # of one dump
+BYTES = 1 << 16  # kept of one dump
 
 
 def dump_stacks(attempt: AttemptDir) -> None:

@@ -71,7 +71,7 @@ def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) 
     for name, data in files.items():
         if user is not None:
             put_json(attempt.work / name, data, user)
-        elif attempt.work / name != attempt.spec:  # it is there
+        elif attempt.work / name != attempt.spec:  # the spec is there already
             write_json(attempt.work / name, data)
 
 

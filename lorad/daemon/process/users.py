@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lorad.daemon.process import enter
 from lorad.protocol.listener import DAEMON_UID
 
-NOBODYS_GROUP = 65534  # of a uid without a name: a group of its number may be somebody else's
+NOBODYS_GROUP = 65534  # for a uid without a name: the group of its number may be another user's
 REMEMBERED = 60.0  # seconds
 INHERITED = re.compile(r"PATH|LANG|LC_\w+|TZ|CUDA_VISIBLE_DEVICES|NVIDIA_\w+")
 ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
@@ -24,7 +24,10 @@ ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
 
 @dataclass(frozen=True)
 class User:
-    """environment: all that their processes have beside what lorad adds."""
+    """A user of the machine.
+
+    environment: what their processes have beside what lorad adds.
+    """
 
     uid: int
     gid: int

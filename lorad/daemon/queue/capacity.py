@@ -18,10 +18,10 @@ from lorad.spec.model import Spec
 from lorad.text import size as in_units
 
 SLOT_BYTES = 16  # a parameter of an adapter: weight, gradient and two moments of Adam, fp32
-FROZEN_BYTES = 4  # of one that is never trained: weight, fp32
-NUMBER_BYTES = {"float32": 4}  # of loaded versions; other dtypes have two
-MAX_VERSIONS = 64  # that an engine holds unless its pool tells otherwise
-MAX_RANK = 512  # of the builtin engine
+FROZEN_BYTES = 4  # a parameter that is never trained: its weight, fp32
+NUMBER_BYTES = {"float32": 4}  # bytes a number in loaded versions; other dtypes have two
+MAX_VERSIONS = 64  # an engine holds so many unless its pool reports otherwise
+MAX_RANK = 512  # the builtin engine takes no more
 TEMPORARY = 2  # copies that an attestation loads beside its version, on engines apart; runs take turns
 
 Tenancy = tuple[str, int]  # run, attempt

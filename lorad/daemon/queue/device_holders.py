@@ -1,6 +1,7 @@
-"""Who holds the devices and why: this daemon's pools, and those of others as their notes say; telling and asking them.
+"""Who holds the devices and why: this daemon's pools, and other daemons' pools, which leave notes.
 
-A GPU that somebody's idle pool holds is wanted by a note; its daemon ends that pool after `queue.idle_timeout_wanted`.
+A daemon that wants a GPU of another one's idle pool leaves a note; the other daemon then ends that pool after
+`queue.idle_timeout_wanted`.
 """
 
 from __future__ import annotations

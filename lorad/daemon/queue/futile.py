@@ -1,4 +1,4 @@
-"""How often a run got no further, and which of the runs of a lost pool that counts against."""
+"""How often a run made no progress, and which of the runs of a lost pool that counts against."""
 
 from __future__ import annotations
 

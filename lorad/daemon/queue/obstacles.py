@@ -25,7 +25,10 @@ SHORT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that waits for devices. alone: it needs everybody else to be gone; else only more room."""
+    """A run that waits for devices.
+
+    alone: it needs all other runs to be gone; else it only needs more room.
+    """
 
     run: str
     priority: int

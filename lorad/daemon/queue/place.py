@@ -182,7 +182,7 @@ def wishes_of(ctx: Context, devices: Devices) -> dict[str, PoolSetup]:
     widest: dict[str, PoolSetup] = {}
     for waiting in in_turn(ctx)[:LOOKED_AT]:
         run = runs.get(ctx.store, waiting.name)
-        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # it needs more devices, or fewer
+        with contextlib.suppress(msgspec.MsgspecError, LoradError, KeyError):  # the run needs more devices, or fewer
             asked = asked_of(ctx, run)[devices][0]
             if asked.server is not None:
                 widest[asked.kind] = asked.widened(widest.get(asked.kind, asked))

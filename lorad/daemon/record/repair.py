@@ -47,7 +47,7 @@ class Repaired(Struct, frozen=True):
 
 def repair(home: Home) -> Repaired:
     """Raises Conflict while the home has a daemon, SpecError, StorageError and IntegrityError: then nothing changed."""
-    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # that of a shared daemon stays open to its users
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)  # a shared daemon's home stays open to its users
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(home))
@@ -88,7 +88,7 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     for _, change in told.changes:
         tables.apply(change)
     for (name,), row in tables.rows["runs"].items():
-        if "directory" not in row:  # the line that told of its beginning is lost
+        if "directory" not in row:  # the line with its beginning is lost
             row |= from_directories.of_directory(runs_root / name) | row
     for row in tables.rows["runs"].values():
         if place := corrected(Place(row["name"], row["directory"], row["spec"]), runs_root):

@@ -19,7 +19,7 @@ from lorad.store.db import Reader, Rows
 from lorad.store.rows import RunRow
 from lorad.store.versions import held_versions, numbers
 
-MOST = 20  # of a kind are told one by one
+MOST = 20  # findings of a kind that are listed one by one
 REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
 
 

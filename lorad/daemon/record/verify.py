@@ -1,4 +1,4 @@
-"""Is everything that a run wrote still what it wrote? One check for each kind of thing, by the run's journal."""
+"""Check that everything that a run wrote is unchanged: one check for each kind of thing, by the run's journal."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from lorad.protocol.inputs import Input
 from lorad.store import events
 from lorad.store.rows import RunRow
 
-KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # of what an attempt tells
+KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")  # keys of an attempt's record that describe the base
 
 
 def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:

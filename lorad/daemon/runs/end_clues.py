@@ -15,8 +15,8 @@ from lorad.daemon.process.causes import KILLED_FOR_MEMORY, Clues, Diagnosis, dia
 from lorad.daemon.process.log_trim import logs_of, open_log
 from lorad.daemon.process.processes import BOOT_ID, ProcessState, read_status
 
-LOG_BYTES = 1 << 16  # of each log
-LOGS = 24  # of one attempt: the process itself, servers and ranks
+LOG_BYTES = 1 << 16  # read of each log
+LOGS = 24  # logs read of one attempt: the process itself, servers and ranks
 KERNEL_RECORDS, KERNEL_SECONDS = 20_000, 0.1
 KILLED, XID = "Killed process", "NVRM: Xid"
 XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'

@@ -1,4 +1,4 @@
-"""Starts the processes of a run that has its place: the pool's, unless it is warm, and the driver's."""
+"""Start the processes of a run that was placed: the pool's, unless it is warm, and the driver's."""
 
 from __future__ import annotations
 

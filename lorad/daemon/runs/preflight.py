@@ -1,4 +1,4 @@
-"""Asks a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
+"""Ask a process of its own whether a spec can run: model, data, reward. The daemon imports none of the user's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lorad.protocol.preflight import Answer, Question, SpecFacts
 from lorad.spec.model import Spec
 
 _Result = TypeVar("_Result")
-PRINTED_BYTES = 16 << 20  # by user code, too, while it is imported
+PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 END_SECONDS = guard.LINGER_SECONDS + guard.KILL_SECONDS + 1.0  # for the guard to end what it started
 
 

@@ -175,7 +175,7 @@ def refuse_other_model(made: Staged | None, model_path: str) -> None:
 def settle(made: Staged | None, directory: Path) -> None:
     """The copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
     own = RunDir(directory).reference
-    discard(own)  # of one that never came to be
+    discard(own)  # left by a run that was never made
     if made is None:
         return
     try:

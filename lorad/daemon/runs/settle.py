@@ -1,4 +1,4 @@
-"""How an attempt ended, once its driver is gone."""
+"""Find out how an attempt ended, once its driver is gone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
         return
     reason, detail = last
     run = runs.get(ctx.store, name)
-    if reason is EndReason.STOPPED and run.detail:  # of who stopped it
+    if reason is EndReason.STOPPED and run.detail:  # the reason for which it was stopped
         detail = f"{run.detail}; {detail}"
     log.info("run %s: attempt %d is over: %s: %s", name, run.attempt, reason, detail)
     with ctx.store.write():

@@ -1,4 +1,4 @@
-"""Ends drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver that misses its pool."""
+"""End drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver that misses its pool."""
 
 from __future__ import annotations
 

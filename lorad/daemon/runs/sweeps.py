@@ -43,7 +43,10 @@ class Wish(Struct, frozen=True):
 
 
 class Point(NamedTuple):
-    """A run at a rung. score: None where there is none, as of one that failed."""
+    """A run at a rung.
+
+    score: None where there is none, as for a run that failed.
+    """
 
     run: RunRow
     score: float | None

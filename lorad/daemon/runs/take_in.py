@@ -1,4 +1,4 @@
-"""Journals are taken in as long as they are to be believed: that of another user's run is whatever that user wrote."""
+"""Ingest journals as far as they can be trusted: another user's journal contains whatever that user wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
-MOST_CUTS = 3  # of one attempt; a machine that crashed or a full disk cuts a record, once
+MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts a record, once
 
 
 def take_in(ctx: Context, run: RunRow) -> Taken:

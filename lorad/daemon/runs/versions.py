@@ -1,4 +1,4 @@
-"""Which version somebody means, and that its files stay while they are needed."""
+"""Find the version that a request names, and keep its files while they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that use a pool and are no runs: a pool is found or started for them, and their version loaded there."""
+"""Requests that use a pool and are no runs: find or start a pool for them, and load their version there."""
 
 from __future__ import annotations
 

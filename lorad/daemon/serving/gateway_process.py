@@ -31,8 +31,14 @@ KEPT = 5  # attempt directories
 
 @dataclass(frozen=True)
 class Gateway:
-    """title: for logs. root: `attempts` lie there. arguments: behind the command. settings: others start it again.
-    user: whose it is; None: the daemon's own."""
+    """A gateway, as it should run.
+
+    title: its name in logs.
+    root: the directory that holds its `attempts`.
+    arguments: what follows the command.
+    settings: the gateway is restarted when these change.
+    user: whose process it is; None for the daemon's own.
+    """
 
     title: str
     root: Path

@@ -1,7 +1,7 @@
 """Which gateways there are, from the first alias, pin or served base on.
 
-Of one user: one. Of a shared daemon: a front, which is the daemon's and opens nothing of users; behind it one for each
-owner of what is served, which is that user's process and goes by their files.
+A daemon of one user has one gateway. A shared daemon has a front, which is the daemon's and opens no files of users;
+behind it each owner of what is served has a gateway, which runs as that user and reads their files.
 """
 
 from __future__ import annotations

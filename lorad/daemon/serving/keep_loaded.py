@@ -1,4 +1,4 @@
-"""Pools keep what is pinned and aliased: each pool that is up has those versions of its base, and no others, kept."""
+"""Keep what is pinned and aliased loaded: each pool that is up keeps those versions of its base, and no others."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: lis
                     refuse(ctx, pool, row, error.message)
         await ask_status(ctx, pool)
     except (LoradError, OSError):
-        pass  # it ended
+        pass  # the pool ended
     finally:
         pool.is_holding = False
         ctx.waker.poke()

@@ -1,4 +1,4 @@
-"""Bases that are to be served: a pool of theirs is up whenever devices are free for it, and is not put away."""
+"""Keep a pool up for each base that is served, whenever devices are free for it."""
 
 from __future__ import annotations
 

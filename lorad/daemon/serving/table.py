@@ -3,7 +3,7 @@
 {aliases: {alias: "run@12"}, versions: {"run@12": {run, version, sha256, path, created_at, owner_uid, model_path,
 socket}}}: all versions that are pinned or aliased. socket: of a pool that is up and can serve it, or null.
 
-Of a shared daemon that is what its front goes by; beside it each owner's gateway has a table of what is theirs:
+In a shared daemon the front uses this table; each owner's gateway has a table of that owner's versions:
 `gateway/owners/UID/table.json`, which that user may read, in a directory of the daemon's.
 """
 
@@ -45,7 +45,7 @@ def write_table(ctx: Context) -> None:
                 tell_owner(ctx, uid, told)
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
-        where = error.filename2 or error.filename or ctx.home.gateway  # of a rename, its target
+        where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
         raise StorageError(f"{where}: {error.strerror}", hint="The gateway goes by its old table till then.") from error
     ctx.table = served
 

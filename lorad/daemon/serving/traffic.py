@@ -1,7 +1,7 @@
-"""What gateways say about requests for aliases, from the small files that they write: see `lorad/protocol/traffic.py`.
+"""What gateways report about requests for aliases, in small files: see `lorad/protocol/traffic.py`.
 
-Of a shared daemon the file of an owner's gateway is that user's: it is read as them, and believed of aliases of their
-versions only. Whatever is wrong with a file, there are no figures, and nobody waits for it.
+In a shared daemon the file of an owner's gateway belongs to that user: it is read as that user, and believed only about
+aliases of that user's versions. If anything is wrong with a file, there are no figures, and no request waits for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many bytes lie where. A file that several directories share is counted once."""
+"""Measure how many bytes lie where. A file that several directories share is counted once."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from lorad.store import events, runs
 from lorad.store.rows import RunRow
 
 ORPHAN_SECONDS = 3600.0  # a run's directory is there before its row
-LIVES = 3  # of a pool, and attempts of a run that is over, whose logs stay
-POOL_SECONDS = 7 * 24 * 3600.0  # that a pool which ended is remembered
+LIVES = 3  # lives of a pool, and attempts of a run that is over, whose logs stay
+POOL_SECONDS = 7 * 24 * 3600.0  # a pool that ended is kept for so long
 
 
 def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:

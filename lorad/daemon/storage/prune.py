@@ -34,8 +34,8 @@ CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are users
 SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
 VERSION = re.compile(r"[0-9]{1,12}")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
-LISTED = 32768  # names of a directory that are looked at: whoever puts more there keeps them
-AT_ONCE = 256  # that go after one checkpoint; the rest goes after the next
+LISTED = 32768  # names of a directory that are looked at; more than that stay
+AT_ONCE = 256  # files deleted after one checkpoint; the rest follows after the next
 
 
 class Doomed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who moved an alias, when, and to what."""
+"""List who moved an alias, when, and to what."""
 
 from __future__ import annotations
 

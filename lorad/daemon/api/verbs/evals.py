@@ -1,4 +1,4 @@
-"""Evaluations of the surviving lineage."""
+"""List the evaluations of the surviving lineage."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from lorad.daemon.process.users import Caller
 from lorad.store import events, runs
 
 IDLE_SECONDS = 5.0
-MOST = 1000  # of the last ones
+MOST = 1000  # events that `last` may ask for
 
 
 async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
@@ -51,7 +51,7 @@ async def send(ctx: Context, caller: Caller, response: web.StreamResponse, curso
         if ctx.closing or not await ctx.waker.rung(rung, until - time.monotonic()):
             await response.write(idle(cursor))
             return cursor
-        rung = ctx.waker.bell()  # it may have rung for other runs
+        rung = ctx.waker.bell()  # the bell may have rung for other runs
     shown = seen_by_run(ctx, caller, found)
     if shown:
         await response.write(b"".join(line.text for line in shown))

@@ -39,7 +39,7 @@ from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow, VersionRow
 
 NAME_LENGTH = 63
-FREE = frozenset({"lora.dropout", "lora.type"})  # of `lora`: what is not the shape of the adapter
+FREE = frozenset({"lora.dropout", "lora.type"})  # keys of `lora` that do not change the adapter's shape
 
 
 class Body(Struct):
@@ -232,7 +232,7 @@ def settled(
     start, staged, text = origin
     directory = make_directory(ctx, spec, text, request)
     own = RunDir(directory).origin
-    discard(own)  # of one that never came to be
+    discard(own)  # left by a run that was never made
     try:
         staged.rename(own)
         fsync(directory)

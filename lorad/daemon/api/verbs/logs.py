@@ -1,4 +1,4 @@
-"""What the processes of a run print, by byte offset."""
+"""Read what the processes of a run print, by byte offset."""
 
 from __future__ import annotations
 

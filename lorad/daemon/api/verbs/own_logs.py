@@ -1,4 +1,4 @@
-"""What the daemon and the gateways print, by byte offset."""
+"""Read what the daemon and the gateways print, by byte offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that are up."""
+"""List the pools that are up."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the ada
 
 
 class Body(Struct):
-    """overrides: keys of the spec, from this attempt on."""
+    """The body of a request to resume.
+
+    overrides: keys of the spec that change from this attempt on.
+    """
 
     step: int | None = None
     steps: Positive | None = None

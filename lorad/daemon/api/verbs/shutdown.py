@@ -17,7 +17,10 @@ from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
 
 
 class Body(Struct):
-    """pools: those without a run at work end."""
+    """The body of a request to shut down.
+
+    pools: end the pools that have no active run, too.
+    """
 
     gateway: bool = False
     pools: bool = False

@@ -1,4 +1,4 @@
-"""Who the daemon is and how it is."""
+"""Describe the daemon and its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.serving.gateways import base_url, gateway_socket
 from lorad.store import runs
 
-TROUBLES = 20  # of what the daemon cannot do now, and tries again
+TROUBLES = 20  # how many things that failed and are tried again are listed
 
 
 async def handle(ctx: Context, call: Call) -> Status:

@@ -1,4 +1,4 @@
-"""Steps of the surviving lineage."""
+"""List the steps of the surviving lineage."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ from lorad.store.versions import get_version
 
 
 class Body(Struct):
-    """rollback: instead of a version, the one that the alias served before the present one."""
+    """The body of a request to move an alias.
+
+    rollback: take the version that the alias served before the present one, instead of `version`.
+    """
 
     version: str | None = None
     rollback: bool = False

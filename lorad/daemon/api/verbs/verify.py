@@ -63,7 +63,7 @@ async def verdict(ctx: Context, pool: Pool, version: VersionRow) -> list[str]:
     """List what is wrong with a loaded version."""
     try:
         attestation = await in_thread(ctx, pool.setup.owner, call_attest_again, ctx, pool, version)
-    except NotFound:  # it went meanwhile
+    except NotFound:  # the version was unloaded meanwhile
         return []
     except LoradError as error:
         return [f"{name_of(version)} in pool {pool.id}: {error.message}"]
