@@ -63,7 +63,7 @@ class Client:
         self._http = transport or Transport(self.home.socket, timeout)
 
     def patient(self, timeout: float) -> Client:
-        """The same client with another timeout, in seconds."""
+        """Make the same client with another timeout, in seconds."""
         return Client(self.home, transport=self._http.patient(timeout))
 
     # -- the daemon ------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Client:
             yield _as(Event, event)
 
     def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[Event]:
-        """The last events, of all that the caller may see or of one run: oldest first, at most 1000."""
+        """List the last events, of all that the caller may see or of one run: oldest first, at most 1000."""
         query = {"last": limit} | ({"run": run} if run else {})
         return _as(builtins.list[Event], self._http.list_of(f"/v1/events?{urlencode(query)}"))
 
@@ -120,7 +120,7 @@ class Client:
         return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?all={int(all)}&limit={limit}"))
 
     def named(self, names: Sequence[str]) -> builtins.list[Run]:
-        """The runs with these names, at most 100, newest first."""
+        """List the runs with these names, at most 100, newest first."""
         return _as(builtins.list[Run], self._http.list_of(f"/v1/runs?names={','.join(quote(name) for name in names)}"))
 
     def show(self, run: str) -> RunDetails:
@@ -160,12 +160,12 @@ class Client:
         return _as(builtins.list[Evaluation], self._http.list_of(f"{_path(run)}/evals"))
 
     def samples(self, run: str, *, step: int | None = None, limit: int = 1000) -> builtins.list[Sample]:
-        """The samples of one step; default: the last."""
+        """Read the samples of one step; by default those of the last."""
         query = {"limit": limit} | ({} if step is None else {"step": step})
         return _as(builtins.list[Sample], self._http.list_of(f"{_path(run)}/samples?{urlencode(query)}"))
 
     def logs(self, run: str, *, of: str = "driver", offset: int = -65536, limit: int = 1 << 20) -> LogPart:
-        """A part of a log, from a byte offset (negative: from the end)."""
+        """Read a part of a log, from a byte offset (negative: from the end)."""
         return _as(
             LogPart, self._http.get(f"{_path(run)}/logs?{urlencode({'of': of, 'offset': offset, 'limit': limit})}")
         )
@@ -201,7 +201,7 @@ class Client:
         return _as(builtins.list[ServedAlias], self._http.list_of("/v1/aliases"))
 
     def alias_moves(self, alias: str) -> builtins.list[Move]:
-        """Newest first."""
+        """List the moves of an alias, newest first."""
         return _as(builtins.list[Move], self._http.list_of(f"/v1/aliases/{quote(alias, safe='')}/moves"))
 
     def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
@@ -256,7 +256,7 @@ class Client:
         return _as(StartedSweep, self._http.post("/v1/sweeps", body))
 
     def sweeps(self, name: str | None = None) -> builtins.list[Sweep]:
-        """Newest first, or the one of that name."""
+        """List the sweeps, newest first, or the one of that name."""
         return _as(
             builtins.list[Sweep], self._http.list_of("/v1/sweeps" + (f"?{urlencode({'sweep': name})}" if name else ""))
         )
@@ -264,7 +264,7 @@ class Client:
     def fork(
         self, version: str, *, overrides: Sequence[str], name: str | None, steps: int | None, fresh: bool
     ) -> Forked:
-        """A new run that begins with a version and its optimizer's state (fresh: without it)."""
+        """Make a new run that begins with a version and its optimizer's state (fresh: without it)."""
         body = {"overrides": overrides, "name": name, "steps": steps, "fresh": fresh}
         return _as(Forked, self._http.post(f"/v1/versions/{quote(version, safe='')}/fork", body))
 

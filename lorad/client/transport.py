@@ -61,7 +61,7 @@ class Transport:
         self.socket, self.timeout = socket_path, timeout
 
     def patient(self, timeout: float) -> Self:
-        """The same with another timeout, in seconds."""
+        """Make the same transport with another timeout, in seconds."""
         other = copy.copy(self)
         other.timeout = timeout
         return other

@@ -93,7 +93,7 @@ def must_own(ctx: Context, caller: Caller, *subjects: Subject) -> None:
 
 
 def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
-    """The run. Raises NotAllowed."""
+    """Return the run if the caller may see it. Raises NotAllowed."""
     refuse(ctx, caller, of_run(run), Access.READ)
     return run
 

@@ -60,7 +60,7 @@ def look_at_pools(ctx: Context) -> None:
 
 
 def stop_strangers(ctx: Context) -> None:
-    """A driver that is not the present attempt of an active run is asked to stop: it saves what it has."""
+    """Ask every driver to stop that is not the present attempt of an active run: it saves what it has."""
     active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
     known = {(run.name, run.attempt) for run in active}
 

@@ -47,7 +47,7 @@ class Meter:
 
 
 def metered(meter: Meter) -> Middleware:
-    """The middleware that counts every answer."""
+    """Make the middleware that counts every answer."""
 
     @web.middleware
     async def count(request: web.Request, handler: Answer) -> web.StreamResponse:

@@ -98,7 +98,7 @@ async def serve(ctx: Context) -> None:
 
 @contextlib.asynccontextmanager
 async def answering(ctx: Context) -> AsyncIterator[None]:
-    """The API on the home's socket."""
+    """Serve the API on the home's socket."""
     runner = bounded(make_app(ctx), shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     path = ctx.home.socket

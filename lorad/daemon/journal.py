@@ -135,7 +135,7 @@ def count(changes: list[tuple[str, Change]], kind: str, change: Change) -> None:
 
 
 def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
-    """The kind of a line and what it says; None when it is torn or damaged."""
+    """Decode the kind of a line and its content; None when it is torn or damaged."""
     try:
         kind = msgspec.json.decode(line, type=_Line).kind
         if kind not in (ROWS, ALL):
@@ -148,7 +148,7 @@ def decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
 
 
 def last_change(path: Path) -> int | None:
-    """The number of the newest change that is whole; None when there is none."""
+    """Find the number of the newest change that is whole; None when there is none."""
     for line in backwards(path):
         found = decode(line)[1]
         if isinstance(found, Change):
@@ -157,7 +157,7 @@ def last_change(path: Path) -> int | None:
 
 
 def written_by(path: Path) -> dict[str, Any]:
-    """The newest line that a daemon began with: {version, schema, …}; {} when there is none."""
+    """Find the newest line that a daemon began with: {version, schema, …}; {} when there is none."""
     for line in backwards(path):
         kind, found = decode(line)
         if kind == STARTED and isinstance(found, dict):

@@ -79,7 +79,7 @@ def confirm(ctx: Context) -> None:
 
 
 def confirm_run(ctx: Context, run: RunRow) -> None:
-    """The attempt has begun when its driver says so. After its rewind, `resume_step` has had its effect."""
+    """Record that the attempt has begun, once its driver says so; after its rewind, `resume_step` is used up."""
     if run.state != RunState.STARTING and run.resume_step is None:
         return
     kinds = {fact.kind for fact in last_facts(run_dir(run).journal, run.attempt)}

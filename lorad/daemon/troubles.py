@@ -63,7 +63,10 @@ class Troubles:
         return len(self._there)
 
     def lines(self, uid: int | None = None) -> list[str]:
-        """Each sentence once. uid: those about what this user owns; None: all."""
+        """List each sentence once.
+
+        uid: only troubles about what this user owns; None for all.
+        """
         found = [trouble for trouble in self._there.values() if uid is None or trouble.item.owner == uid]
         return list(dict.fromkeys(trouble.line for trouble in found))
 

@@ -54,7 +54,7 @@ class AsyncConnection:
         return len(self._calls)
 
     async def call(self, verb: str, args: Any) -> Any:
-        """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
+        """Return the result of a verb; the items of a stream are dropped. Raises what the pool raised."""
         async with contextlib.aclosing(self.stream(verb, args)) as answers:
             *_, result = [answer async for answer in answers]
         return result

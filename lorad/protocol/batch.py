@@ -143,7 +143,7 @@ class Batch(Struct, frozen=True):
 
     @classmethod
     def of(cls, groups: list[tuple[np.ndarray, list[np.ndarray]]]) -> Batch:
-        """A batch of (prompt, completions) groups."""
+        """Make a batch of (prompt, completions) groups."""
         completions = [c for _, group in groups for c in group]
 
         def flat(arrays: list[np.ndarray]) -> np.ndarray:

@@ -53,7 +53,10 @@ class Doorkeeper:
         return f"{self._most} connections are open already" if len(self.there) > self._most else ""
 
     def most(self, uid: int | None) -> int:
-        """Connections of a user. uid: None for TCP, where nobody is known before a request is read."""
+        """Limit the connections of a user.
+
+        uid: None for TCP, where no user is known before a request is read.
+        """
         return self.bounds.of_own if uid in (None, os.getuid()) else self.bounds.of_one
 
     def let_go(self, guarded: Guarded) -> None:

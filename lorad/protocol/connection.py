@@ -55,7 +55,7 @@ class Connection:
         return uid_of(self._socket)
 
     def call(self, verb: str, args: Any) -> Any:
-        """The result of a verb; the items of a stream are dropped. Raises what the pool raised."""
+        """Return the result of a verb; the items of a stream are dropped. Raises what the pool raised."""
         result = None
         for result in self.stream(verb, args):  # noqa: B007
             pass

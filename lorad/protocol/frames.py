@@ -42,7 +42,7 @@ class Prefix(NamedTuple):
 
 
 def converted(plain: Any, kind: type[T]) -> T:
-    """A decoded body as a Struct; arrays in it stay as they are. Raises ValidationError."""
+    """Convert a decoded body to a Struct; arrays in it stay as they are. Raises ValidationError."""
 
     def hook(expected: Any, value: Any) -> Any:
         if isinstance(value, expected):

@@ -52,7 +52,7 @@ class Heart:
         self._stopped = threading.Event()
 
     def start(self, path: Path | None = None) -> None:
-        """A heartbeat that cannot be written ends nothing: the process is then judged by its life alone."""
+        """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life alone."""
         self._path = path or self._path
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -60,19 +60,20 @@ class Heart:
         self._stopped.set()
 
     def work(self, doing: str) -> None:
-        """This thread has finished something, and `doing` is next; "": nothing is to do."""
+        """Note that this thread has finished something and does `doing` next; "" for nothing."""
         me = threading.get_ident()
         self._got_on[me] = time.monotonic()
         self._doing[me] = doing
 
     def progress(self) -> None:
-        """A part of what this thread is doing was finished."""
+        """Note that this thread has finished a part of what it is doing."""
         self._got_on[threading.get_ident()] = time.monotonic()
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """This thread waits for somebody who is judged by himself, or for no longer than a time-out: nothing is to do
-        here."""
+        """Count this thread as idle within the block: it waits for a process that is judged by its own beats, or for no
+        longer than a time-out.
+        """
         before = self._doing.get(threading.get_ident(), "")
         self.work("")
         try:
@@ -81,7 +82,7 @@ class Heart:
             self.work(before)
 
     def looped(self) -> None:
-        """The event loop comes round; to be said again and again, once it was said."""
+        """Note that the event loop comes round; once noted, it must be noted again and again."""
         self._looped = time.monotonic()
 
     def beat(self) -> Beat:
@@ -119,7 +120,7 @@ HEART = Heart()
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The last one; None when there is none that can be read. The file may be another user's: it is not trusted."""
+    """Read the last beat; None when none can be read. The file may be another user's: it is not trusted."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -165,13 +165,13 @@ class EndFact(Struct, frozen=True):
 
 
 def encode(record: Record) -> bytes:
-    """The line of a record, its crc set."""
+    """Encode the line of a record, with its crc set."""
     crc = zlib.crc32(msgspec.json.encode(msgspec.structs.replace(record, crc=0)))
     return msgspec.json.encode(msgspec.structs.replace(record, crc=crc)) + b"\n"
 
 
 def decode(line: bytes) -> Record | None:
-    """The record of a line; None when the line is torn or damaged."""
+    """Decode the record of a line; None when the line is torn or damaged."""
     try:
         record = msgspec.json.decode(line, type=Record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -49,7 +49,7 @@ def remove(path: Path) -> None:
 
 
 def uid_of(peer: socket.socket) -> int:
-    """The user of the process at the other end, as the kernel saw it connect (SO_PEERCRED)."""
+    """Find the user of the process at the other end, as the kernel saw it connect (SO_PEERCRED)."""
     uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
     return uid
 

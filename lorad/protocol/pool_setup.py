@@ -100,7 +100,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
         return self.key == other.widened(self).key == self.widened(other).key
 
     def widened(self, other: PoolSetup) -> PoolSetup:
-        """This setup with a server that takes runs for `other` too; unchanged when anything else differs."""
+        """Widen the server so that it takes runs for `other` too; nothing changes when anything else differs."""
         mine, wanted = self.server, other.server
         if mine is None or wanted is None:
             return self
@@ -114,7 +114,7 @@ class PoolSetup(Struct, frozen=True, kw_only=True):
 
 
 def part_key(part: ServerSetup | RanksSetup) -> str:
-    """A server's or trainer's setup as JSON, with a digest in place of its environment."""
+    """Encode a server's or trainer's setup as JSON, with a digest in place of its environment."""
     environment = json.dumps(part.env, sort_keys=True).encode()
     digest = hashlib.sha256(environment).hexdigest() if part.env else ""
     return json.dumps({**msgspec.to_builtins(part), "env": digest}, sort_keys=True)

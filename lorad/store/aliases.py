@@ -63,7 +63,7 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int 
 
 
 def remove(store: Store, alias: str, *, by: str) -> AliasRow:
-    """The end of an alias: what it served. Raises NotFound."""
+    """Remove an alias. Returns what it served. Raises NotFound."""
     with store.write() as connection:
         before = get(store, alias)
         connection.execute("DELETE FROM aliases WHERE alias = ?", (alias,))
@@ -74,7 +74,7 @@ def remove(store: Store, alias: str, *, by: str) -> AliasRow:
 
 
 def moves(store: Rows, alias: str) -> list[AliasMoveRow]:
-    """Newest first."""
+    """List the moves of an alias, newest first."""
     sql = 'SELECT alias, run, version, at, "by" FROM alias_moves WHERE alias = ? ORDER BY id DESC'
     ended = {"run": None, "version": None}
     rows = store.rows(sql, (alias,))
@@ -92,7 +92,7 @@ def rollbacks(store: Rows) -> dict[str, tuple[str, int]]:
 
 
 def before(store: Rows, alias: str) -> tuple[str, int]:
-    """The version, another one than now, that the alias served last: doing it twice leads back, as `git checkout -`.
+    """Find the other version that the alias served last: doing it twice leads back, as `git checkout -`.
 
     Raises NotFound when there is none since the alias was made.
     """

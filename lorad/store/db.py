@@ -47,7 +47,7 @@ class Rows:
             return [dict(zip(names, values, strict=True)) for values in cursor]
 
     def row(self, sql: str, parameters: Parameters = ()) -> Row | None:
-        """The first row of the answer; None when there is none."""
+        """Read the first row of the answer; None when there is none."""
         return next(iter(self.rows(sql, parameters)), None)
 
     def count(self, table: str) -> int:
@@ -59,7 +59,7 @@ class Rows:
 
     @contextlib.contextmanager
     def _in_words(self) -> Iterator[None]:
-        """Errors that are not bugs become LoradErrors."""
+        """Turn errors that are not bugs into LoradErrors."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -87,7 +87,7 @@ class Reader(Rows):
             )
 
     def close(self) -> None:
-        """A connection that cannot be closed goes with the process."""
+        """Close the connection; one that cannot be closed ends with the process."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
@@ -259,7 +259,7 @@ class Store(Rows):
 
 
 def _create(path: Path) -> None:
-    """Readable by its owner only, as SQLite would not make it."""
+    """Make a file that only its owner can read, which SQLite would not."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 

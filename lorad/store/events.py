@@ -31,7 +31,7 @@ def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> li
 
 
 def newest(store: Rows, limit: int, run: str | None = None) -> list[EventRow]:
-    """The last events, oldest of them first, as `after` has them."""
+    """List the last events, oldest of them first, as `after` has them."""
     if run is None:
         rows = store.rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", (limit,))
     else:
@@ -52,12 +52,12 @@ def has_kind(store: Rows, run: str, kind: str) -> bool:
 
 
 def first_id(store: Rows, run: str) -> int:
-    """The id of a run's first event; 0 where there is no such run. Smaller ones are of a removed namesake."""
+    """Find the id of a run's first event; 0 where there is no such run. Smaller ones are of a removed namesake."""
     row = store.row("SELECT first_event FROM runs WHERE name = ?", (run,))
     return 0 if row is None else int(row["first_event"])
 
 
 def last_id(store: Rows) -> int:
-    """The id of the newest event; 0 when there is none."""
+    """Find the id of the newest event; 0 when there is none."""
     row = store.row("SELECT max(id) AS id FROM events")
     return (row and row["id"]) or 0

@@ -156,7 +156,7 @@ def _take_in(store: Store, connection: sqlite3.Connection, run: str, found: Foun
 
 
 def place_after(found: Found, before: Place, *, more: bool = False) -> Place:
-    """The place behind a portion."""
+    """Make the place behind a portion."""
     seq, crc = (before.told_seq, before.told_crc) if more else (0, 0)
     if not found:
         return Place(before.start, before.offset, before.seq, before.crc, seq, crc)

@@ -22,7 +22,7 @@ LEFT_OUT = (
 
 
 def bounded(record: Record) -> tuple[Record, str]:
-    """The record as it is taken in, and what was left out, "" for nothing."""
+    """Shorten a record to what is ingested. Also returns what was left out; "" for nothing."""
     data = {key: _cut(value) for key, value in record.data.items()}
     told = ""
     if record.kind == "step" and "metrics" in data:

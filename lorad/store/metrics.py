@@ -16,7 +16,7 @@ LARGEST = 2**63 - 1  # what SQLite takes
 
 
 def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[StepRow]:
-    """The first `limit` with step > after, in order."""
+    """List the first `limit` steps after `after`, in order."""
     sql = (
         "SELECT step, attempt, at, version, samples, metrics FROM steps "
         "WHERE run = ? AND lineage = 1 AND step > ? ORDER BY step, attempt LIMIT ?"
@@ -68,13 +68,13 @@ def samples_file(store: Rows, run: str, step: int) -> SamplesFile | None:
 
 
 def furthest_steps(store: Rows, run: str) -> dict[int, int]:
-    """The last step of each attempt that made one, whether it still counts or not."""
+    """Find the last step of each attempt that made one, whether it still counts or not."""
     rows = store.rows("SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt", (run,))
     return {row["attempt"]: row["step"] for row in rows}
 
 
 def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
-    """The newest evaluation of these steps; None where there is none."""
+    """Read the newest evaluation of these steps; None where there is none."""
     sql = (
         "SELECT score FROM evals WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? "
         "ORDER BY step DESC, attempt DESC LIMIT 1"
@@ -84,7 +84,7 @@ def eval_score(store: Rows, run: str, first: int, last: int) -> float | None:
 
 
 def mean_reward(store: Rows, run: str, first: int, last: int, count: int) -> float | None:
-    """The mean over the last `count` of these steps; None where there is none."""
+    """Compute the mean over the last `count` of these steps; None where there is none."""
     sql = (
         "SELECT avg(reward) AS score FROM (SELECT json_extract(metrics, '$.reward') AS reward FROM steps "
         "WHERE run = ? AND lineage = 1 AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?)"
@@ -132,7 +132,7 @@ def ended_attempts(store: Rows) -> dict[str, int]:
 
 
 def waits(store: Rows) -> Iterator[float]:
-    """Seconds that each queued run has waited."""
+    """Yield the seconds that each queued run has waited."""
     last = "SELECT at FROM events WHERE run = ? AND kind = 'state' ORDER BY id DESC LIMIT 1"
     for run in store.rows("SELECT name, created_at FROM runs WHERE state = ?", (RunState.QUEUED,)):
         since = (store.row(last, (run["name"],)) or {"at": run["created_at"]})["at"]

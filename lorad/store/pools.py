@@ -36,7 +36,7 @@ def get(store: Rows, pool: str) -> PoolRow:
 
 
 def list_pools(store: Rows) -> list[PoolRow]:
-    """Oldest first."""
+    """List the pools, oldest first."""
     return [PoolRow(**row) for row in store.rows("SELECT * FROM pools ORDER BY created_at, rowid")]
 
 

@@ -117,7 +117,7 @@ def take_in(store: Store, connection: sqlite3.Connection, run: str, journal: Pat
 
 
 def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], told: list[str]) -> None:
-    """Columns that this schema does not have are left out."""
+    """Insert rows; columns that this schema does not have are left out."""
     known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     for row in rows:
         names = [name for name in row if name in known]
@@ -147,7 +147,7 @@ def as_collected(event: Row) -> tuple[Any, ...]:
 
 
 def collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:
-    """Events of one source, in its order, though a clock may have gone back meanwhile."""
+    """Collect events of one source, in its order, though a clock may have gone back meanwhile."""
     newest, rows = 0.0, list[tuple[Any, ...]]()
     for n, (id, at, run, kind, data) in enumerate(events):
         newest = max(newest, at)
@@ -174,7 +174,10 @@ def number_events(connection: sqlite3.Connection) -> None:
 
 
 def in_order(rows: Iterable[tuple[Any, ...]], known: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Each row with its number; known: those that are taken, ascending."""
+    """Yield each row with its number.
+
+    known: the numbers that are taken, ascending.
+    """
     taken, free, waiting = set(known), 1, list[tuple[Any, ...]]()
     for id, *rest in rows:
         row = tuple(rest)

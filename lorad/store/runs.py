@@ -52,9 +52,11 @@ def create(
     priority: int,
     owner_uid: int | None = None,
 ) -> RunRow:
-    """A queued run, and its event. `owner_uid`: default this process's. Raises Conflict when the name is in use.
+    """Create a queued run, and its event. Raises Conflict when the name is in use.
 
-    Attempts count on from a removed run of the same name: a pool knows who calls by name and attempt.
+    owner_uid: this process's user by default.
+
+    Attempts count on from a removed run of the same name: a pool identifies callers by name and attempt.
     """
     with store.write() as connection:
         if exists(store, name):
@@ -79,7 +81,7 @@ def exists(store: Rows, name: str) -> bool:
 
 
 def name_in_use(store: Rows, name: str) -> str | None:
-    """The run whose name differs from `name` in capitals at most."""
+    """Find the run whose name differs from `name` in capitals at most."""
     row = store.row("SELECT name FROM runs WHERE name = ? COLLATE NOCASE", (name,))
     return None if row is None else str(row["name"])
 
@@ -115,14 +117,14 @@ def count_by_state(store: Rows) -> dict[RunState, int]:
 
 
 def count_active(store: Rows, owner_uid: int) -> int:
-    """The runs of one owner for which a driver or a pool may be working."""
+    """Count the runs of one owner for which a driver or a pool may be working."""
     marks = ", ".join("?" for _ in ACTIVE)
     sql = f"SELECT count(*) AS runs FROM runs WHERE owner_uid = ? AND state IN ({marks})"
     return int(store.rows(sql, (owner_uid, *ACTIVE))[0]["runs"])
 
 
 def directories(store: Rows) -> dict[int, list[Path]]:
-    """The directories of all runs, by the uid of their owner."""
+    """Find the directories of all runs, by the uid of their owner."""
     found: dict[int, list[Path]] = {}
     for row in store.rows("SELECT owner_uid, directory FROM runs"):
         found.setdefault(row["owner_uid"], []).append(Path(row["directory"]))
@@ -148,7 +150,7 @@ def pools_in_use(store: Rows) -> set[str]:
 
 
 def owners_of_aliased(store: Rows) -> dict[str, int]:
-    """The uid of the owner of each run that an alias serves a version of."""
+    """Find the uid of the owner of each run that an alias serves a version of."""
     rows = store.rows("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)")
     return {row["name"]: row["owner_uid"] for row in rows}
 
@@ -303,7 +305,7 @@ def _refuse_held(store: Rows, name: str) -> None:
 
 
 def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
-    """The number of a new attempt, never used before. Raises NotFound."""
+    """Begin an attempt, with a number that was never used before. Raises NotFound."""
     with store.write() as connection:
         attempt = int(get(store, name).attempt) + 1
         values = (name, attempt, resumed_from, time.time())

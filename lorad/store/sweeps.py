@@ -50,7 +50,7 @@ def get(store: Rows, sweep: str) -> SweepRow:
 
 
 def sweeps(store: Rows) -> list[SweepRow]:
-    """Newest first."""
+    """List the sweeps, newest first."""
     return [sweep_row(row) for row in store.rows(f"{SELECT} ORDER BY created_at DESC, rowid DESC")]
 
 

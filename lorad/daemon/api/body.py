@@ -27,7 +27,7 @@ class TooSlow(Conflict):
 
 
 async def read_body(request: web.Request, seconds: float) -> Any:
-    """The JSON body, None without one. Raises SpecError, NotFound, TooLarge and TooSlow."""
+    """Read the JSON body, None without one. Raises SpecError, NotFound, TooLarge and TooSlow."""
     refuse_nul(request)
     try:
         async with asyncio.timeout(seconds):

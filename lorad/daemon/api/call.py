@@ -27,7 +27,7 @@ class Call(NamedTuple):
         return self.request.match_info["run"]
 
     def json(self, kind: type[T]) -> T:
-        """The body as `kind`. Raises SpecError."""
+        """Convert the body to `kind`. Raises SpecError."""
         try:
             return msgspec.convert(self.body or {}, kind)
         except msgspec.ValidationError as error:
@@ -38,7 +38,7 @@ class Call(NamedTuple):
         return self.request.query.get(key)
 
     def number(self, key: str, default: int) -> int:
-        """An integer of the query. Raises SpecError."""
+        """Read an integer of the query. Raises SpecError."""
         value = self.request.query.get(key, "")
         try:
             return msgspec.convert(value, Number, strict=False) if value else default

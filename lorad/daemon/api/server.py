@@ -39,7 +39,7 @@ Handler = Callable[[Context, Call], Awaitable[Any]]
 
 
 def make_app(ctx: Context) -> web.Application:
-    """The routes of `lorad.client`, one handler each."""
+    """Make the application: the routes of `lorad.client`, one handler each."""
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[metered(ctx.meter), _in_words])
     for method, path, handler, access in ROUTES:
         app.router.add_route(method, path, _endpoint(ctx, handler, access))
@@ -121,7 +121,7 @@ def _caller(request: web.Request, *, shared: bool) -> Caller:
 
 
 def peer_uid(request: web.Request) -> int:
-    """The user of the connecting process, as the kernel saw it connect."""
+    """Find the user of the connecting process, as the kernel saw it connect."""
     connection = request.transport.get_extra_info("socket") if request.transport else None
     if connection is None:
         raise NotAllowed("the connection is gone", hint="Try again.")

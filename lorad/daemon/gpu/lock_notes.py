@@ -123,7 +123,7 @@ def notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
 
 
 def read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
-    """The note and when it was written; None unless it is a small, readable file of that user's."""
+    """Read a note and when it was written; None unless it is a small, readable file of that user's."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -223,7 +223,7 @@ def put(notes: Notes, path: Path, note: Struct) -> None:
 
 
 def remove(notes: Notes, path: Path) -> None:
-    """A note of this daemon, or of an earlier life of it."""
+    """Remove a note of this daemon, or of an earlier life of it."""
     notes.written.pop(path, None)
     if path.is_symlink() or path.exists():
         with contextlib.suppress(OSError):
@@ -231,7 +231,7 @@ def remove(notes: Notes, path: Path) -> None:
 
 
 def timeout_of(ctx: Context, pool: Pool) -> float:
-    """Seconds that the pool stays warm without work: few when another daemon waits for one of its devices."""
+    """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its devices."""
     uuids = {device.uuid for device in ctx.devices if device.uuid}
     if uuids and time.monotonic() - ctx.notes.looked_at > LOOK_SECONDS:
         ctx.notes.looked_at, ctx.notes.others = time.monotonic(), wanted_by_others(ctx.home.root, uuids)

@@ -218,7 +218,7 @@ def listed(found: Any, call: Any, handle: Any) -> dict[int, int | None]:
 
 
 def family_of(pids: Iterable[int]) -> set[int]:
-    """These and all that they started."""
+    """List these processes and all that they started."""
     family: set[int] = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):

@@ -86,7 +86,7 @@ def correct_socket(ctx: Context, pool: Pool) -> None:
 
 
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
-    """The pool with this key: a warm one, else its directory from earlier, else a new one."""
+    """Find the pool with this key: a warm one, else its directory from earlier, else a new one."""
     for pool in ctx.pools.values():
         if pool.setup.key == setup.key and (pool.process.is_up or not unusable(ctx, pool)):
             return pool
@@ -236,7 +236,7 @@ async def asked(ctx: Context, pool: Pool) -> None:
 
 
 def abandoned(ctx: Context, pool: Pool) -> list[Evict]:
-    """Slots of attempts that are over: their drivers died without closing them."""
+    """List slots of attempts that are over: their drivers died without closing them."""
     tenants = pool.status.tenants if pool.status else []
     active = runs.in_states(ctx.store, *(state for state in RunState if state.is_active))
     at_work = {(run.name, run.attempt) for run in active}

@@ -54,7 +54,7 @@ def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
 
 
 def fixed_threads(ctx: Context, run: RunRow) -> int | None:
-    """The threads of the run's first attempt; None before it."""
+    """Find the threads of the run's first attempt; None before it."""
     if kept := read_kept(run):
         return kept.threads
     pool = ctx.pools.get(run.pool or "")

@@ -36,5 +36,5 @@ def files_into(source: Path, target: Path, names: Iterable[str], owner: User | N
 
 
 def opened(path: Path) -> BinaryIO:
-    """A plain file, which no pipe or link is. Raises OSError."""
+    """Open a plain file, which no pipe or link is. Raises OSError."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))

@@ -89,7 +89,7 @@ def collapse(fd: int, gone: int) -> bool:
 
 
 def copy_down(fd: int, gone: int) -> None:
-    """The same by copying. A crash on the way leaves the log as long as it was, and some of it twice."""
+    """Cut the log by copying. A crash on the way leaves the log as long as it was, and some of it twice."""
     done = 0
     while data := os.pread(fd, CHUNK, gone + done):
         done += os.pwrite(fd, data, done)

@@ -65,7 +65,7 @@ def pids() -> list[int]:
 
 
 def attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
-    """The attempt of these homes that a process was started by; None of any other, and of what may not be looked at."""
+    """Find the attempt of these homes that started a process; None for others, and where that cannot be read."""
     return next((AttemptDir(path) for path in said_by(pid) if path is not None and is_inside(path, roots)), None)
 
 
@@ -83,7 +83,7 @@ def said_by(pid: int) -> Iterator[Path | None]:
 
 
 def holder_of(log: str) -> Path | None:
-    """The attempt directory that a log is in, or its `work`."""
+    """Find the attempt directory that holds a log, itself or in its `work`."""
     parents = Path(log.removesuffix(" (deleted)")).parents
     return next((path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None)
 

@@ -73,7 +73,7 @@ def refuse_closed() -> None:
 
 
 def closed_part(path: Path) -> Path | None:
-    """The first directory on the way to `path`, or itself, that others may not pass or read."""
+    """Find the first directory on the way to `path`, or itself, that others may not pass or read."""
     for place in (*reversed(path.parents), path):
         wanted = stat.S_IROTH if place.is_file() else stat.S_IXOTH
         if not place.stat().st_mode & wanted:
@@ -82,7 +82,7 @@ def closed_part(path: Path) -> Path | None:
 
 
 def refuse_foreign(root: Path) -> None:
-    """The way to the home must be the daemon's or root's, and sockets must fit there."""
+    """Check that the way to the home belongs to the daemon or to root, and that sockets fit there."""
     for place in (root, *root.parents):
         there = place.stat()
         others_write = there.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not there.st_mode & stat.S_ISVTX

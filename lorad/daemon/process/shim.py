@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def live(root: str, command: dict[str, Any]) -> int:
-    """The child's whole life. It waits for its status to be on disk before it becomes the program."""
+    """Run the child from its start to its end. It waits for its status to be on disk before it becomes the program."""
     end_the_rest = adopt_orphans() if command.get("ends_all") else None
     block_signals()
     gate, opened = os.pipe()
@@ -126,7 +126,7 @@ def read_secret(path: str) -> str:
 
 
 def wait(child: int) -> int:
-    """The child's wait status. What is left of its process group is killed while its pid cannot be used again."""
+    """Wait for the child. What is left of its process group is killed while its pid cannot be used again."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child:
         os.waitpid(ended.si_pid, 0)  # an orphan
     block_signals()
@@ -244,7 +244,7 @@ def oom_kills() -> int | None:
 
 
 def start_time(pid: int) -> int:
-    """Clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
+    """Read the clock ticks after boot at which a process started: field 22 of /proc/PID/stat."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 

@@ -40,7 +40,7 @@ def py_spy() -> str | None:
 
 
 def family(pid: int) -> list[tuple[int, str]]:
-    """Pid and name of a process and its descendants, those of other sessions included."""
+    """List pid and name of a process and its descendants, those of other sessions included."""
     try:
         first = psutil.Process(pid)
         return [(process.pid, process.name()) for process in [first, *first.children(recursive=True)][:MOST]]

@@ -83,7 +83,7 @@ def own_directory(path: Path, user: User) -> Path:
 
 
 def own_file(path: Path, user: User) -> None:
-    """An empty one, unless it is there already."""
+    """Make an empty file of the user's, unless it is there already."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, OWN_FILE))
     except FileExistsError:
@@ -111,7 +111,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def put_json(path: Path, data: Any, user: User) -> None:
-    """A file of the user's in a directory of theirs: whole, or what was there before."""
+    """Write a file of the user's in a directory of theirs: whole, or what was there before stays."""
     with as_user(user):
         write_whole(path, json.dumps(data).encode(), mode=OWN_FILE)
 

@@ -58,7 +58,7 @@ def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0) -> Need
 
 
 def kept(spec: Spec) -> int:
-    """Versions that stay loaded for a run: the current one, the one before, and those that it samples behind."""
+    """Count the versions that stay loaded for a run: the current one, the one before, and `max_staleness` more."""
     return spec.rollout.max_staleness + 2
 
 

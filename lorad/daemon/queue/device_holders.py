@@ -122,7 +122,7 @@ def held_in_words(ctx: Context, device: Device) -> str:
 
 
 def was_beaten(ctx: Context, run: RunRow) -> bool:
-    """The pool of an attempt never began, as a lock that was free when the run was placed was gone when it started."""
+    """Check for a pool that never began: a lock was free when the run was placed, and taken at its start."""
     life = life_of(ctx, run)
     status = read_status(life[0]) if life is not None else None
     return status is not None and bool(status.get("locked"))

@@ -62,7 +62,7 @@ class Obstacle:
 
 
 def passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Obstacle | None:
-    """The run before this one that must not be passed."""
+    """Find the run before this one that must not be passed."""
     first = next((claim for claim in claims if run is not None and claim.holds_up(run, devices)), None)
     if first is None:
         return None
@@ -72,7 +72,7 @@ def passed(devices: Devices, run: RunRow | None, claims: Sequence[Claim]) -> Obs
 
 
 def limited(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | None) -> Obstacle | None:
-    """The limit of devices of the pool's owner, whose idle pools give way."""
+    """Find the limit of devices of the pool's owner, whose idle pools give way."""
     reason, idle = over_devices(ctx, setup, devices, user_of(run, setup))
     return Obstacle(reason, idle=idle, claim=None, barred=True) if reason else None
 
@@ -102,7 +102,7 @@ def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | Non
 
 
 def busy(pool: Pool, tenants: list[RunRow], run: RunRow | None) -> Obstacle:
-    """A pool of another kind with runs in it. Those that leave anyway need not be asked."""
+    """Describe a pool of another kind with runs in it. Runs that leave anyway need not be asked."""
     leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
     if run is not None and any(tenant.preempted == run.name for tenant in tenants):
         return Obstacle(f"{told(tenants)} {stops(tenants)} to make room on {', '.join(pool.setup.names)}", soon=leaving)
@@ -166,7 +166,7 @@ def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
 
 
 def count_free(ctx: Context) -> int:
-    """Devices that nobody has: no pool, no other daemon, nobody else. Everybody in a long queue asks."""
+    """Count the devices that nothing holds: no pool, no other daemon, no other process. All of a long queue asks."""
     at, count = ctx.notes.free
     if time.monotonic() - at > SHORT_SECONDS:
         count = sum(is_free(ctx, device) for device in ctx.devices)

@@ -117,7 +117,7 @@ def groups(ctx: Context, run: RunRow) -> list[Devices]:
 
 
 def setups_of(ctx: Context, run: RunRow) -> Asked:
-    """The pool that a run is to have, wherever it could go, and why that many threads. Raises SpecError."""
+    """Find the pool that a run gets on each group of devices, and why that many threads. Raises SpecError."""
     return {devices: offered(ctx, run, devices, *asked) for devices, asked in asked_of(ctx, run).items()}
 
 
@@ -152,7 +152,7 @@ def offered(ctx: Context, run: RunRow, devices: Devices, setup: PoolSetup, why: 
 
 
 def asked_by(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
-    """The least pool that the run can do with."""
+    """Make the setup of the smallest pool that suits the run."""
     request, runtime = request_of(run), runtime_of(ctx, run, devices[0])
     setup = setup_for(
         spec_of(run),
@@ -168,7 +168,7 @@ def asked_by(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Wh
 
 
 def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup:
-    """A server that is yet to start takes the ranks and lengths of those in the queue that could share it."""
+    """Give a server that has not started the ranks and lengths of all runs in the queue that could share it."""
     if setup.server is None:
         return setup
     known = {} if ctx.wishes is None else ctx.wishes
@@ -229,7 +229,7 @@ def room_for(
 
 
 def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], cleared: Devices | None) -> None:
-    """The devices that a run waits for: those that are being cleared for it, else the first."""
+    """Choose the devices that a run waits for: those that are being cleared for it, else the first."""
     order = ([cleared] if cleared else []) + list(found)
     claimed = next(((devices, found[devices].claim) for devices in order if found[devices].claim is not None), None)
     if claimed is not None:
@@ -259,7 +259,7 @@ def starting(pool: Pool, run: str) -> str:
 
 
 def begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
-    """The run is starting in `pool`; its processes are started by `launch`, as often as it takes."""
+    """Move the run to starting in `pool`; `launch` starts its processes, as often as it takes."""
     name = run.name
     with ctx.store.write():
         newest = [row.step for row in checkpoints(ctx.store, name)][-1:]

@@ -44,7 +44,7 @@ def make_room(
 
 
 def cost(victims: list[RunRow]) -> tuple[int, int, float]:
-    """Few before many, then those of low priority, then the youngest."""
+    """Rank victims: few before many, then those of low priority, then the youngest."""
     return len(victims), max(victim.priority for victim in victims), -min(v.created_at for v in victims)
 
 

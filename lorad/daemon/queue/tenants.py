@@ -86,6 +86,6 @@ def life_of(ctx: Context, run: RunRow) -> tuple[AttemptDir, ProcessState] | None
 
 
 def life_number(run: RunRow) -> int | None:
-    """The pool's attempt when the driver was started; None when that is not known."""
+    """Read which attempt the pool was at when the driver was started; None when that is not known."""
     number = read_object(attempt_dir(run).command).get("pool_attempt")
     return number if isinstance(number, int) else None

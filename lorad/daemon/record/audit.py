@@ -68,7 +68,7 @@ def audit_journal(whole: int, records: list[Record]) -> Iterator[str]:
 
 
 def audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
-    """Steps of the lineage in order, each against what had been said before it."""
+    """Check the steps of the lineage in order, each against the records before it."""
     number, position, made_by = 0, 0, makers(records)
     surviving = [record for record in lineage(records) if record.kind == "step"]
     for record in surviving:

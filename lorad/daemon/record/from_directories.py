@@ -94,7 +94,7 @@ def held(tables: Tables, run: Row, fact: Fact) -> None:
 
 
 def tell(tables: Tables, fact: Fact, kind: str, data: Fact) -> None:
-    """An event whose number nobody knows."""
+    """Add an event whose number is not known."""
     events = tables.rows["events"]
     row = {"at": fact["at"], "run": fact.get("run"), "kind": kind, "data": msgspec.json.encode(data).decode()}
     events[("of earlier versions", len(events))] = row
@@ -131,7 +131,7 @@ def add_attempts(tables: Tables) -> Iterator[str]:
 
 
 def of_directory(directory: Path) -> Row:
-    """A run's row as it was when the run was made, with its newest attempt."""
+    """Make a run's row as it was when the run was made, with its newest attempt."""
     numbers = [int(attempt.root.name) for attempt in attempts_under(directory)]
     newest = RunDir(directory).attempt(max(numbers, default=0)).spec
     text = newest.read_text() if newest.exists() else RunDir(directory).spec.read_text() if directory.is_dir() else "{}"

@@ -81,13 +81,13 @@ def is_known(ctx: Context, place: Place) -> bool:
 
 
 def is_run(directory: Path) -> bool:
-    """A link that leads elsewhere is none."""
+    """Check for the directory of a run; a link that leads elsewhere is none."""
     is_real = os.path.isdir(directory) and not os.path.islink(directory)
     return is_real and directory.name != ".." and os.path.isfile(directory / "request.json")
 
 
 def is_copy(old: Path, new: Path) -> bool:
-    """Both began alike, and they are not one directory that has two names."""
+    """Check that both began alike, and that they are not one directory with two names."""
     try:
         return not old.samefile(new) and beginning(RunDir(old)) == beginning(RunDir(new))
     except OSError:

@@ -69,7 +69,7 @@ def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Fi
 
 
 def missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """A pool may be writing the newest one of a run that works."""
+    """Find pinned or served versions without files, except an active run's newest, which a pool may be writing."""
     for version in held_versions(reader):
         run, name = rows[version.run], f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version

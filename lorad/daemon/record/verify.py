@@ -70,7 +70,7 @@ def read_lines(journal: Path) -> list[bytes]:
 
 
 def check_base(run: Subject, records: list[Record]) -> Check:
-    """The weight files are those that every attempt trained on."""
+    """Check that the weight files are those that every attempt trained on."""
     told = {r.attempt: r.data["model_sha256"] for r in records if r.kind == "attempt" and r.data.get("model_sha256")}
     if not told:
         return Check("base", "no attempt told its checksum", [])
@@ -87,7 +87,7 @@ def check_base(run: Subject, records: list[Record]) -> Check:
 
 
 def check_journal(run: Subject, lines: list[bytes]) -> Check:
-    """Each line bears its checksum, and no number is left out. A torn last line was never true."""
+    """Check that each line has its checksum and no number is left out. A torn last line does not count."""
     problems: list[str] = []
     seq = 0
     for number, line in enumerate(lines, 1):
@@ -152,7 +152,7 @@ def check_checkpoints(run: Subject, records: list[Record]) -> Check:
 
 
 def check_samples(run: Subject, records: list[Record]) -> Check:
-    """The oldest are pruned first: what is missing between those that are there was taken away."""
+    """Check the samples. The oldest are pruned first: what is missing between others was taken away."""
     facts = {record.data["samples"]: record.data["samples_sha256"] for record in records if record.kind == "step"}
     paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
     oldest = min((age(path) for path in paths if path.exists()), default=None)

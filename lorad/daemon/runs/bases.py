@@ -24,7 +24,7 @@ def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
 
 
 def inputs_of(ctx: Context, run: RunRow) -> dict[str, Input]:
-    """Files that the newest attempt read, as they were when it began."""
+    """List the files that the newest attempt read, as they were when it began."""
     attempts = events.of_kind(ctx.store, run.name, "attempt", since=run.created_at, limit=1)
     try:
         return msgspec.convert(attempts[0].get("inputs", {}) if attempts else {}, dict[str, Input])

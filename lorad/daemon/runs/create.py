@@ -23,7 +23,7 @@ from lorad.store.rows import RunRow
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
-    """The spec with a local model's path made absolute: the pool does not run where the user is. Raises SpecError."""
+    """Make a local model's path absolute: the pool does not run where the user is. Raises SpecError."""
     if not cwd.is_absolute():
         raise SpecError(f"{cwd} is not an absolute path", hint="Say where the paths of the spec begin.")
     path = cwd / expanded(spec.model.path, user)
@@ -75,7 +75,7 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
 
 
 def create(ctx: Context, spec: Spec, directory: Path, caller: Caller, warnings: list[str]) -> RunRow:
-    """The row, and what the preflight warned of as the run's first events."""
+    """Create the row, and the run's first events: the warnings of the preflight."""
     with ctx.store.write():
         row = runs.create(
             ctx.store,

@@ -45,7 +45,7 @@ def by_force(attempt: AttemptDir, process: ProcessState) -> str:
 
 
 def was_restarted(attempt: AttemptDir) -> bool:
-    """The machine went down under the process: nobody wrote its end, and it began in another life of the kernel."""
+    """Check whether the machine went down under the process: it began in another boot, and its end is not recorded."""
     status = read_status(attempt)
     return bool(status and status["boot_id"] and status["ended_at"] is None and status["boot_id"] != BOOT_ID)
 

@@ -24,7 +24,7 @@ Axes = dict[str, list[str]]
 
 
 def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
-    """The keys with several values, in order, and the overrides with one. Raises SpecError."""
+    """Find the keys with several values, in order, and the overrides with one. Raises SpecError."""
     axes: Axes = {}
     rest = []
     for text in overrides:
@@ -61,7 +61,7 @@ def points_of(axes: Axes) -> list[list[str]]:
 
 
 def overridden_values(text: str) -> tuple[str, list[str]]:
-    """The key of an override and its values. Raises SpecError."""
+    """Split an override into its key and its values. Raises SpecError."""
     refuse_long(text)
     first, equals, rest = text.partition("=")
     values = list(split(rest))
@@ -115,7 +115,7 @@ def takes_list(key: str) -> bool:
 
 
 def nested(kind: Any) -> Iterator[Any]:
-    """A type, and those that it is made of."""
+    """Yield a type, and those that it is made of."""
     yield kind
     if get_origin(kind) not in (list, tuple):
         for inner in get_args(kind):

@@ -198,7 +198,7 @@ def settle(ctx: Context, made: Import, attestation: Attestation, caller: Caller,
 
 
 def enter(ctx: Context, made: Import, directory: Path, caller: Caller) -> None:
-    """The run, which ends as it begins: nothing is to be trained."""
+    """Create the run, which ends as it begins: nothing is trained in it."""
     with ctx.store.write():
         create(ctx, made.spec, directory, caller, warnings=[])
         told = f"imported from {made.source}"

@@ -15,5 +15,5 @@ lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan t
 
 
 def generate_name(number: int) -> str:
-    """A name that ends in `number`, so that two with different numbers never meet."""
+    """Make a name that ends in `number`, so that two with different numbers never meet."""
     return f"{random.choice(ADJECTIVES.split())}-{random.choice(ANIMALS.split())}-{number}"

@@ -94,7 +94,7 @@ def chosen(spec: Spec, *, is_fork: bool) -> str:
 
 
 def found(ctx: Context, caller: Caller, spec: Spec, cwd: str, wanted: str) -> Path:
-    """The directory that `start` or a path means."""
+    """Find the directory that `start` or a path means."""
     path = spec.lora.adapter_path if wanted == "start" else wanted
     return Path(cwd) / expanded(str(path), ctx.user(caller.uid))
 
@@ -173,7 +173,7 @@ def refuse_other_model(made: Staged | None, model_path: str) -> None:
 
 
 def settle(made: Staged | None, directory: Path) -> None:
-    """The copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
+    """Move the copy to where it stays, before the run exists. Never awaits. Raises Conflict."""
     own = RunDir(directory).reference
     discard(own)  # left by a run that was never made
     if made is None:

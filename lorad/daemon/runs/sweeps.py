@@ -81,7 +81,7 @@ def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
 
 
 def first_telling(spec: Spec) -> int:
-    """The first step whose samples may come from an updated version."""
+    """Find the first step whose samples may come from an updated version."""
     return 2 + spec.rollout.max_staleness
 
 
@@ -97,7 +97,7 @@ def halve(ctx: Context) -> None:
 
 
 def decide(ctx: Context, sweep: SweepRow) -> None:
-    """The next rung of a sweep, unless some run has yet to reach it."""
+    """Decide the next rung of a sweep, unless some run has yet to reach it."""
     if (halving := sweep.halving) is None:
         return
     metric, step = halving.metric, halving.rungs[len(sweep.rungs)]
@@ -141,7 +141,7 @@ def rank(point: Point) -> tuple[bool, bool, float]:
 
 
 def with_ties(ranked: list[Point], most: int) -> list[Point]:
-    """The first `most`, and those after them with the score of the last of these."""
+    """Take the first `most`, and those after them with the score of the last of these."""
     return [*ranked[:most], *(point for point in ranked[most:] if point.score == ranked[most - 1].score)]
 
 

@@ -34,7 +34,7 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
 
 
 def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
-    """A run that cannot be believed any more is killed: it would work on unseen. `settle` then says why."""
+    """Ingest a run's journal; kill the run if that cannot be trusted: it would run on unseen. `settle` says why."""
     try:
         return take_in(ctx, run).new
     except IntegrityError as error:

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.05
 
 
 def find_version(ctx: Context, name: str) -> VersionRow:
-    """An alias, `run@number`, or a run's name for its current version: what is first. Raises NotFound, SpecError."""
+    """Find a version by alias, `run@number`, or as a run's current one, in this order. Raises NotFound, SpecError."""
     if alias := aliases.find(ctx.store, name):
         return get_version(ctx.store, alias.run, alias.version)
     run, at, number = name.partition("@")

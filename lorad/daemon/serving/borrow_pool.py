@@ -30,7 +30,7 @@ POLL_SECONDS = 0.1
 
 @contextlib.asynccontextmanager
 async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
-    """The pool of a run's base, up and answering, which stays so meanwhile. Raises Conflict (no device), PoolLost."""
+    """Hold the pool of a run's base, up and answering, within the block. Raises Conflict (no device), PoolLost."""
     pool = await admitted(ctx, run)
     pool.guests += 1
     try:
@@ -55,7 +55,7 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
 
 
 def pool_for(ctx: Context, run: RunRow) -> Pool:
-    """The pool of the run's base, being started unless it is up; a pool that trains serves as well."""
+    """Find the pool of the run's base, and start it unless it is up; a pool that trains serves as well."""
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
         if pool.process.is_up and pool.stop_asked is None and fits(ctx, run, pool):
@@ -129,7 +129,7 @@ def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
 
 @contextlib.contextmanager
 def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
-    """A daemon that ends aborts it."""
+    """Let a daemon that ends abort the connection, within the block."""
     ctx.waiting.add(connection)
     try:
         yield

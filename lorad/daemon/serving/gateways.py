@@ -77,7 +77,7 @@ def want_gateway_of(ctx: Context, uid: int) -> None:
 
 
 def public_gateway(ctx: Context) -> Gateway:
-    """The one that everybody asks."""
+    """Describe the gateway that every client asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
     arguments, for_all = [str(ctx.home.root)], is_for_all(ctx)
     if ctx.system:

@@ -116,7 +116,7 @@ def refuse(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
 
 
 def tell(ctx: Context, pool: Pool, row: VersionRow, why: str) -> None:
-    """The run hears of it once."""
+    """Warn the run once."""
     name = name_of(row)
     held = "pinned" if row.pinned else f"served as {', '.join(row.aliases)}"
     message = f"{name} is {held}, but pool {pool.id} does not keep it loaded: {why}"

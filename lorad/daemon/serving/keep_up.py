@@ -38,7 +38,7 @@ def keep_serving(ctx: Context) -> None:
 
 
 def pool_of(ctx: Context, run: RunRow) -> Pool | None:
-    """The pool that it was served in last, if that is up; a long life lets later deaths begin with a short pause."""
+    """Find the pool that served the run last, if it is up. Once it is ready, its next death has a short pause."""
     pool = ctx.pools.get(run.pool or "")
     if pool is None:
         return None
@@ -51,7 +51,7 @@ def pool_of(ctx: Context, run: RunRow) -> Pool | None:
 
 
 def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
-    """A pool that is being started, or why there is none now."""
+    """Start a pool, or say why there is none now."""
     pause, not_before = ctx.pauses.get(run.name, (0.0, 0.0))
     if time.monotonic() < not_before:
         return None, run.waiting or "its pool is started again soon"

@@ -73,7 +73,7 @@ async def make_room(ctx: Context, wanted: int) -> int:
 
 
 async def paced(items: Iterable[Doomed]) -> AsyncIterator[Doomed]:
-    """The loop has its turn in between."""
+    """Yield items, giving the event loop its turn in between."""
     for number, item in enumerate(items):
         yield item
         if number % 100 == 99:

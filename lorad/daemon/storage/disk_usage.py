@@ -10,7 +10,7 @@ from lorad.daemon.storage.prune import Doomed
 
 
 def measure(items: Iterable[Doomed]) -> dict[Path, int]:
-    """Bytes of files."""
+    """Measure the bytes of files."""
     return {item.path: used([item.path]) for item in items}
 
 

@@ -196,7 +196,7 @@ def _delete(ctx: Context, item: Doomed) -> Path | None:
 
 
 def moved_away(path: Path) -> Path:
-    """A directory that was to stay whole goes by a rename first: nobody sees half of it."""
+    """Rename a directory before it is deleted, so that no reader sees half of it."""
     gone = path.with_name(f"{TEMPORARY}{path.name}-deleted-{time.time_ns()}")
     path.rename(gone)
     return gone

@@ -11,7 +11,7 @@ from lorad.store.aliases import get, moves
 
 
 async def handle(ctx: Context, call: Call) -> list[Move]:
-    """Newest first, those of an alias that was removed too. Raises NotFound for one that never was."""
+    """List the moves of an alias, also of a removed one, newest first. Raises NotFound if it never existed."""
     alias = call.request.match_info["alias"]
     found = await ctx.read(moves, alias)
     if not found:

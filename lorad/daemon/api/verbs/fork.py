@@ -107,7 +107,7 @@ def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Sta
 
 
 def respecified(ctx: Context, parent: RunRow, body: Body, start: Start) -> Spec:
-    """The parent's spec as the fork wants it. Raises SpecError for what defines the adapter."""
+    """Make the fork's spec of the parent's. Raises SpecError for overrides of what defines the adapter."""
     for text in body.overrides:
         refuse_shape(text)
     before = spec_of(parent)
@@ -228,7 +228,7 @@ def spec_text(run: RunRow) -> str:
 def settled(
     ctx: Context, call: Call, spec: Spec, request: Request, origin: tuple[Start, Path, str], kl: Staged | None
 ) -> RunRow:
-    """The run, with its origin in its directory before it exists. Never awaits. Raises StorageError."""
+    """Create the run, with its origin in its directory before it exists. Never awaits. Raises StorageError."""
     start, staged, text = origin
     directory = make_directory(ctx, spec, text, request)
     own = RunDir(directory).origin

@@ -43,7 +43,7 @@ async def handle(ctx: Context, call: Call) -> Collected:
 
 
 def kept(ctx: Context, caller: Caller) -> list[KeptVersion]:
-    """Versions that stay although nothing serves them: an alias of the caller's would go back to them."""
+    """List the versions that stay although nothing serves them: an alias of the caller's would roll back to them."""
     before = rollbacks(ctx.store)
     return [
         KeptVersion(row.alias, "{}@{}".format(*before[row.alias]))

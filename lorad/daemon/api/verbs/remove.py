@@ -31,7 +31,7 @@ async def handle(ctx: Context, call: Call) -> Removed:
 
 
 def forget(ctx: Context, name: str, directory: Path, by: str) -> Path:
-    """The run is no more, and its directory has another name: that one."""
+    """Remove the run's rows and rename its directory. Returns the new path."""
     doomed = directory.with_name(f"{REMOVED}{name}-{time.time_ns()}")
     try:
         with ctx.store.write():

@@ -94,7 +94,7 @@ def refuse_live_or_imported(run: RunRow) -> None:
 
 
 def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
-    """The spec of the next attempt. Raises SpecError for what defines the adapter, or what it learns from."""
+    """Make the spec of the next attempt. Raises SpecError for overrides of what defines the adapter or its data."""
     for text in overrides:
         key = overridden(text)
         section = key.partition(".")[0]
@@ -151,7 +151,7 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
 
 
 def total(body: Body, run: RunRow, before: Spec) -> int:
-    """The steps that the run is to make in all: as asked for now, else as before. Raises SpecError for two numbers."""
+    """Choose how many steps the run makes in all: the number asked for, else as before. Raises SpecError for two."""
     asked = asked_steps(before, body.overrides)
     if body.steps and asked and body.steps != asked:
         raise SpecError(f"--steps {body.steps}, but trainer.steps is {asked}", hint="Give one of them.")
@@ -193,7 +193,7 @@ def keep(ctx: Context, run: RunRow, request: Request) -> None:
 
 
 def choose(run: RunRow, present: list[CheckpointRow], step: int | None) -> CheckpointRow | None:
-    """The newest checkpoint, or the newest at `step`; None: from the start, as there is none."""
+    """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the start."""
     at_step = [row for row in present if step is None or row.step == step]
     if at_step or step is None:
         return at_step[-1] if at_step else None

@@ -36,7 +36,7 @@ async def handle(ctx: Context, call: Call) -> list[Sample]:
 
 
 def read(path: Path, sha256: str, limit: int) -> list[Sample]:
-    """The first `limit` samples of a whole file."""
+    """Read the first `limit` samples of a file, whose digest is checked first."""
     try:
         data = read_file(path, SAMPLES_BYTES, links=False)
     except OSError as error:

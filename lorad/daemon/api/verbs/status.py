@@ -39,7 +39,7 @@ async def handle(ctx: Context, call: Call) -> Status:
 
 
 def disk(storage: Path) -> Disk | None:
-    """Bytes of the filesystem that runs write to, for users other than root; None where it cannot be asked."""
+    """Measure the filesystem that runs write to, for users other than root; None where it does not answer."""
     try:
         usage = shutil.disk_usage(storage)
     except OSError:

@@ -69,7 +69,7 @@ async def handle(ctx: Context, call: Call) -> Swapped:
 
 
 def wanted(ctx: Context, alias: str, body: Body) -> VersionRow:
-    """The version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
+    """Find the version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
     if body.rollback == (body.version is not None):
         hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
         raise SpecError("give a version, or ask for a rollback", hint=hint)

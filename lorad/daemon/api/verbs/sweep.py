@@ -88,7 +88,7 @@ async def handle(ctx: Context, call: Call) -> StartedSweep:
 
 
 def named(fresh: str, user: User | None, body: Body, overrides: list[list[str]]) -> tuple[str, list[Point]]:
-    """The sweep's name, and its points with theirs: `lr-1`, `lr-2`, …, with zeros before where there are ten."""
+    """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
     name = body.name or loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
@@ -164,7 +164,7 @@ def placed(ctx: Context, body: Body, point: Point, facts: SpecFacts, reference: 
 
 
 def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys: list[str]) -> list[str]:
-    """A warning when the points do not all fit into one pool: each kind of pool loads a base of its own."""
+    """Warn when the points do not all fit into one pool: each kind of pool loads a base of its own."""
     kinds = {kind(ctx, point.spec, fact) for point, fact in zip(points, facts, strict=True)}
     if len(kinds) == 1:
         return []
