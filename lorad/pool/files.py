@@ -19,7 +19,10 @@ PENDING = 4  # versions of a run that may wait for the disk: each holds its tens
 
 
 class VersionFiles:
-    """base_model: what the PEFT configuration names as the base. Each later call of a run is told of a failed write."""
+    """Writes and reads the files of versions in a thread of its own; a failed write fails each later call of its run.
+
+    base_model: what the PEFT configuration names as the base.
+    """
 
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model

@@ -1,4 +1,4 @@
-"""From a configuration to a pool that answers: a trainer and an engine, watched while they serve."""
+"""Start a pool from its configuration: make the trainer and the engine, and watch both while they serve."""
 
 from __future__ import annotations
 
@@ -95,8 +95,10 @@ async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
 
 
 def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
-    """It was used of late, a driver is connected, or a daemon decides. What is kept for aliases and pins stays for as
-    long as a gateway can serve it."""
+    """Return whether the pool was used lately, has a driver connected, or has a daemon to decide when it ends.
+
+    Versions that aliases and pins keep loaded also need it, as long as a gateway can serve them.
+    """
     if pool.meter.drivers or pool.meter.idle_seconds <= config.idle_timeout or answers(home.socket):
         return True
     is_shared = home.gateway_of(os.getuid()).is_dir()

@@ -50,9 +50,10 @@ class Entry:
 
 
 class LoadedVersions:
-    """All methods belong to the pool's asyncio loop; unloading waits for requests in flight, in the background.
+    """The versions that the engine holds; unloading waits in the background for requests in flight.
 
-    forget: is told the engine's name of each version that goes, before it goes.
+    All methods belong to the pool's asyncio loop.
+    forget: called with the engine's name of each version before it is unloaded.
     """
 
     def __init__(self, engine: Engine, forget: Callable[[str], None]) -> None:

@@ -32,7 +32,7 @@ class Parties:
         return self._runs.setdefault(run, Party(run))
 
     def joins(self, run: str, priority: int) -> None:
-        """It counts from zero."""
+        """Reset the time that the run has waited, and set its weight."""
         party = self.of(run)
         party.weight, party.waited = weight_of(priority), 0.0
         self._on_slot.pop(run, None)

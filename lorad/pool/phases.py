@@ -41,10 +41,11 @@ class Waiter:
 
 
 class Phases:
-    """All methods belong to the pool's asyncio loop. Nothing here is entered from inside itself.
+    """Decides who may use the devices: training or serving. No method is called from inside another.
 
-    is_timesliced: False when both kinds may go on at once; then nobody ever waits here. lodger: a trainer whose base is
-    moved away while the engine is awake, and so is away now; None: the trainer's stays where it is.
+    All methods belong to the pool's asyncio loop.
+    is_timesliced: False when both kinds may run at once; then nothing ever waits here.
+    lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on them.
     """
 
     def __init__(self, engine: Engine, *, is_timesliced: bool, lodger: Trainer | None = None) -> None:
@@ -171,8 +172,9 @@ class Phases:
                 waiter.turn.set_result(None)
 
     def _lingers(self) -> float:
-        """Seconds for which the run that has trained may still go on; 0 when it waits itself for the engine, not with
-        a stream: that may be of what it samples ahead.
+        """Return the seconds for which the run that trained last may keep its turn.
+
+        0 when it waits itself for the engine. A stream does not count: it may be what the run samples ahead.
         """
         mine = (waiter for waiter in self._waiting["serving"] if waiter.run == self._trained)
         if self._kind != "training" or not all(waiter.is_stream for waiter in mine):
@@ -180,7 +182,7 @@ class Phases:
         return self._trained_at + LINGER - time.monotonic()
 
     async def _become(self, kind: Kind) -> None:
-        """All who wait for it when it has come to be get in, or are told why it has not."""
+        """Change the phase, then let in all who wait for it, or raise in them why the change failed."""
         started = time.monotonic()
         self._kind, error = None, None
         try:

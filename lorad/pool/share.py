@@ -26,7 +26,9 @@ def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat
 
 
 def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
-    """Of the base, on each of the trainer's devices. FSDP cuts it over all ranks, Megatron over tp and pp."""
+    """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron over tp
+    and pp.
+    """
     whole = facts.bytes(dtype_of(config, facts))
     ranks = config.ranks
     if ranks is None:
@@ -47,9 +49,9 @@ def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool)
 
 
 def server_share(config: PoolSetup, facts: ModelFacts) -> float:
-    """Of each device's memory, for all servers on it: what the trainer leaves when it does not train, or half.
+    """Return the fraction of each device's memory for all servers on it: what an idle trainer leaves free, or half.
 
-    Raises SpecError when that is no room.
+    Raises SpecError when that leaves no room.
     """
     if config.device == "cpu":
         return config.memory_fraction

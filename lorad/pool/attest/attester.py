@@ -38,7 +38,7 @@ UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engi
 
 
 class Sets(NamedTuple):
-    """Canaries of one size, and as many of them as tell enough."""
+    """All canaries of one size, and the fewest of them that are informative enough."""
 
     every: Canaries
     few: Canaries
@@ -78,11 +78,11 @@ class Attester:
         return (await self._sets(count, tokens, run)).every
 
     async def any_canaries(self) -> Canaries:
-        """As `canaries`, of whatever size: those that there are, if there are any."""
+        """Return canaries of any size: those made first, or new ones of the default size."""
         return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
     def few(self, canaries: Canaries) -> Canaries:
-        """As many of them as tell enough for a direct comparison and a name."""
+        """Return the part of these canaries that suffices for a direct comparison and a test by name."""
         return next(sets.few for sets in self._canaries.values() if sets.every is canaries)
 
     async def twice(self, canaries: Canaries, run: str = "") -> Canaries:
@@ -159,7 +159,7 @@ class Attester:
         log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
 
     def forget(self, name: str) -> None:
-        """It is not to be served any more."""
+        """Drop the reference of a version that is no longer served."""
         self._references.pop(name, None)
 
     async def check(self, score: Scorer) -> None:

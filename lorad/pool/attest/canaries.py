@@ -79,7 +79,10 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
 
 
 def fewest(logprobs: np.ndarray, batch: Batch) -> int:
-    """How many of the canaries, from the first one on, tell enough. logprobs: [T], of the base."""
+    """Count the canaries, from the first one on, that together hold enough uncertain tokens for a test.
+
+    logprobs: [T], of the base.
+    """
     telling = np.exp(logprobs) < UNCERTAIN[1]
     ends = np.cumsum(batch.completion_lengths)
     counts = np.cumsum(telling)[ends - 1]

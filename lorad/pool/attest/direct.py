@@ -92,7 +92,7 @@ def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits:
 
 
 def worst(verdicts: Sequence[Attestation]) -> Attestation:
-    """Of several servers', all of which have to pass."""
+    """Return the worst of several servers' verdicts: all servers have to pass."""
     found = max(verdicts, key=lambda verdict: SEVERITY.index(verdict.verdict))
     alike = sum(verdict.verdict == found.verdict for verdict in verdicts)
     if alike == len(verdicts):
@@ -142,7 +142,7 @@ def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestat
 
 
 def resembles(facts: dict[str, float]) -> str:
-    """What the engine seems to serve instead, in words."""
+    """Describe what the engine seems to serve instead."""
     if "rel" not in facts:
         return "the engine does not answer like the base, which a fresh adapter equals"
     slope, z = facts["slope"], facts.get("z", 1.0)

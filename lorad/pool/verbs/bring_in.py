@@ -1,4 +1,4 @@
-"""A version on its way into the engine: loaded, attested, and looked at again where one look could not tell."""
+"""Bring a version into the engine: load it, attest it, and attest it again where one look was inconclusive."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, p
 
 
 async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str) -> Live:
-    """With the verdict in its entry, after another look where that is wanted."""
+    """Store the verdict in the version's entry, after a second look where the first one was not enough."""
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
         live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))
     verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
@@ -72,7 +72,7 @@ async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, p
 
 
 async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:
-    """From the beginning when the engine died and has come back."""
+    """Bring a version in, and start over when the engine died and came back."""
     tries = 0
     while True:
         try:
@@ -98,7 +98,7 @@ async def _loaded(pool: Pool, version: str, source: AdapterSource, claim: Claim,
 
 
 async def _looked_again(pool: Pool, live: Live, source: AdapterSource, predict: Predict, run: str) -> Outcome:
-    """Amplified, and where it has been already, on more canaries."""
+    """Run an amplified test, or, where that was done already, one on more canaries."""
     prediction = await predict(live.outcome.amplified is not None)
     if prediction is None:
         return live.outcome

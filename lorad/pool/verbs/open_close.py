@@ -69,7 +69,9 @@ async def _clear(pool: Pool, call: Call) -> None:
 
 
 async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
-    """By the engine too, where that was started for adapters like it: the engine never has to serve a reference."""
+    """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to serve
+    one.
+    """
     config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
     if config.rank > args.rank or not set(config.modules) <= set(args.modules):
         return Attestation(
