@@ -117,7 +117,9 @@ def _reference(session: Session) -> LoadVersion | None:
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
-    """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
+    """Warn when the data differ from the attempt before; raise Conflict when the base does: an adapter belongs to
+    one.
+    """
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
@@ -136,7 +138,7 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
 
 
 def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
-    """Of the attempt before; none in those of earlier versions of lorad."""
+    """Return the inputs of the attempt before; empty when an earlier version of lorad wrote it."""
     told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     found: Mapping[str, Any] = told.get("inputs", {})
     return found
@@ -152,9 +154,10 @@ def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: M
 
 
 def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
-    """By the weight files, which all trainers have in common, else by the checksum of one that holds them alike.
+    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that cuts it
+    alike.
 
-    attempts: the newest first; before they told a trainer, it was the builtin one. None: there is nothing to compare.
+    attempts: newest first; one that names no trainer had the builtin one. Returns None when nothing can be compared.
     """
     if info.model_sha256:
         for told in (attempt.get("model_sha256") for attempt in attempts):

@@ -18,7 +18,7 @@ STATE = "state.json"
 
 
 class Restored(Struct, frozen=True):
-    """A checkpoint to go on from."""
+    """A checkpoint to continue from."""
 
     path: Path
     state: State

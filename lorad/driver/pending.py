@@ -49,10 +49,11 @@ def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
-    """Those of a checkpoint that may be trained on, for the steps that follow it, in order.
+    """Read the rollouts of a checkpoint that may be trained on in the steps that follow it, in order.
 
-    The others, and those after them, are sampled again, and a warning says why. facts: the surviving lineage. Raises
-    IntegrityError for one of a version that the journal does not have as attested at its step.
+    The first one that may not, and those after it, are sampled again, and a warning says why. facts: the surviving
+    lineage.
+    Raises IntegrityError for a rollout of a version that the journal does not list as attested at its step.
     """
     path = checkpoint / FILE
     if not session.spec.rollout.max_staleness or not path.exists():

@@ -90,7 +90,9 @@ def die_with(lifeline: int) -> None:
 
 
 def limit_memory(limit: int) -> None:
-    """Of this process, and of each that it starts. Address space alone does not count: CUDA reserves a lot of it."""
+    """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA reserves
+    much.
+    """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     least = min(limit or MOST, MOST if hard == resource.RLIM_INFINITY else hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))

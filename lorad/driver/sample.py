@@ -80,7 +80,7 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 def complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
 ) -> tuple[list[list[Sample]], Generated]:
-    """`n` samples of each example by the version of the plan, in order, and what the pool told of the whole."""
+    """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's summary."""
     version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
     parts: dict[tuple[str, int], list[Chunk]] = {}
     *items, made = pool.stream("generate", Generate(version, prompts, how))

@@ -83,7 +83,7 @@ class Session:
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
-        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat tells of it meanwhile."""
+        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat names the verb meanwhile."""
         HEART.work(verb)
         start = time.perf_counter()
         try:
@@ -168,6 +168,6 @@ class Weighed:
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:
-    """Of the attempt: a resume may have changed what does not define the adapter."""
+    """Load the spec of the attempt: a resume may have changed what does not define the adapter."""
     path = Path(params.spec) if params.spec else run_dir.spec
     return from_json(path.read_bytes())

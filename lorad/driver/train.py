@@ -85,7 +85,7 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
 
 
 def untrained(session: Session) -> Trained:
-    """Of a step on which nothing is trained."""
+    """Return the result of a step in which nothing is trained."""
     return Trained(lr(session), [], LossStats(), None)
 
 
@@ -137,7 +137,7 @@ def _must_measure(session: Session, rollout: Rollout, minibatches: list[MiniBatc
 
 
 def _measured(session: Session, rollout: Rollout) -> Mismatch:
-    """Of the first group, which is enough for an alarm and costs little."""
+    """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
     group = rollout.groups[0]
     batch = Batch.of([(_prompt(group), [s.tokens for s in group])])
     difference = np.abs(_logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
