@@ -61,10 +61,12 @@ class LoadedVersion(Struct, frozen=True):
 
 
 class EngineHealth(Struct, frozen=True):
-    """`alive` is False when the pool has to be restarted; rates are of the last seconds. None: it is not told.
+    """Whether an engine works, and how busy it is. Rates are of the last seconds. None: unknown.
 
-    slots: distinct versions in one batch, the base not counted. prefix_hits: share of the prompt tokens of the last
-    minute whose keys and values were there already. cache_used: share of the memory for keys and values.
+    alive: False when the pool has to be restarted.
+    slots: distinct versions in one batch, without the base.
+    prefix_hits: share of the last minute's prompt tokens whose keys and values were cached.
+    cache_used: share of the memory for keys and values that is in use.
     adapters_per_step: median number of distinct versions in the last decode steps that had any.
     """
 

@@ -88,7 +88,7 @@ class Sample(Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Samples that go on from the same tokens: those of a prompt, or one that lost its place. Prefilled once."""
+    """Samples that continue from the same tokens, prefilled once: those of one prompt, or one that lost its place."""
 
     tokens: np.ndarray
     samples: list[Sample]
@@ -109,7 +109,7 @@ class Group:
 class Call:
     """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then None.
 
-    caller: whose it is, told of the time in which none of its samples has a turn.
+    caller: whose call it is; it collects the time in which none of the samples has a turn.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Call:
         return len(self.samples) * self.longest
 
     def report(self, now: float) -> list[Chunk] | None:
-        """What is new; None when there is nothing to tell yet. now: time.monotonic()."""
+        """Return the chunks since the last report; None when there is nothing to send yet. now: time.monotonic()."""
         ended = [sample for sample in self.open if sample.finish is not None]
         due = now - self.reported >= (STREAM_SECONDS if self.stream else GATHER_SECONDS)
         if not due and len(ended) < len(self.open) and not (self.stream and ended):

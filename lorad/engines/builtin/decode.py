@@ -175,7 +175,7 @@ class DecodeBatch:
         self._retain([True] * start + alive)
 
     def _first(self, samples: Sequence[Sample], scores: Tensor) -> tuple[Tensor, list[bool]]:
-        """The first token after the prefill of each sample, and which of them go on."""
+        """Draw the first token after the prefill of each sample; returns the tokens, and which samples continue."""
         samplings = [one.sampling for one in samples]
         counts = torch.tensor([len(one.tokens) for one in samples])
         state = (seeds_of(samples), counts, parameters_of(samplings))
@@ -288,6 +288,6 @@ class DecodeBatch:
 
 
 def _push(samples: Sequence[Sample], tokens: Tensor, logprobs: Tensor) -> list[bool]:
-    """Hand each sample its token; returns which of them go on."""
+    """Append to each sample its token; returns which of them continue."""
     rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
     return [one.push(token, logprob) for one, token, logprob in rows]

@@ -1,8 +1,8 @@
 """A rollout engine of one or several servers: SGLang or vLLM behind the engine protocol.
 
-What all servers hold is in one table; a version is there when every server that serves has it. A server that dies is
-started again, told what it has to hold, compared with what was attested, and only then served from. Meanwhile the
-others go on; without any, calls wait.
+One table lists what all servers hold; a version is loaded when every serving server has it. A server that dies is
+started again, loaded with what it has to hold, compared with what was attested, and only then served from. Meanwhile
+the others continue; without any, calls wait.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class RemoteEngine(Engine):
         return await self._scored(version, batch, everywhere=True)
 
     async def _scored(self, version: str, batch: Batch, *, everywhere: bool) -> list[np.ndarray]:
-        """By one or all of the servers that serve; when one of them dies of it or meanwhile, by those left."""
+        """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are left."""
         await self._fleet.opened()
         with self._versions.use(version) as held:
             for _ in range(TRIES):
@@ -215,7 +215,9 @@ class RemoteEngine(Engine):
         await asyncio.to_thread(self._holdings.close)
 
     async def _some(self) -> list[Server]:
-        """Those that serve. Inside `settled` none can return, so that nobody waits for one there."""
+        """Return the serving servers. Raises EngineGone inside `settled`, where waiting for one to return would never
+        end.
+        """
         if _settled.get() and not self._fleet.serving:
             raise EngineGone("the last server that served died amid a publish", hint=_BACK)
         return await self._fleet.some()

@@ -32,7 +32,11 @@ class HeldRemote(Held):
 
 
 class Holdings:
-    """shapes: (out, in) of every linear of the base. `changing`: held while servers are told to load or to unload."""
+    """The versions that the servers hold, and the loading and unloading of them.
+
+    shapes: (out, in) of every linear of the base.
+    changing: held while servers load or unload.
+    """
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
@@ -82,7 +86,7 @@ class Holdings:
             then()
 
     async def there(self) -> list[HeldRemote]:
-        """Those that every serving server says it holds. Raises EngineGone when none answered."""
+        """Return the versions that every serving server reports as loaded. Raises EngineGone when none answered."""
         known = list(self.versions.table.values())
         if self._fleet.asleep:
             return known
@@ -140,7 +144,7 @@ class Holdings:
                 await self._discard(held)
 
     async def _discard(self, held: HeldRemote) -> None:
-        """It is nowhere any more. The directory goes last: a server that is still reading it must not miss it."""
+        """Unload a version everywhere, then remove its directory: a server that still reads it must not miss it."""
         if held.directory is not None:
             await self._fleet.unload(str(held.server_name))
             await asyncio.to_thread(self._transport.remove, held.directory)

@@ -24,11 +24,15 @@ class ServerGone(LoradError):
 
 
 class ServerSilent(LoradError):
-    """It took the request and did not answer in time: it may still do what was asked."""
+    """The server took the request and did not answer in time: it may still do what was asked."""
 
 
 class ServerRefused(LoradError):
-    """It answered with an error. `status`: of HTTP; `text`: its words."""
+    """The server answered with an error.
+
+    status: HTTP status code.
+    text: body of the answer.
+    """
 
     def __init__(self, message: str, *, status: int, text: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -36,7 +40,7 @@ class ServerRefused(LoradError):
 
 
 class NotFinite(LoradError):
-    """It answered without a finite log-probability for every token: what it computes with cannot be trusted any more.
+    """The server answered without a finite log-probability for every token: its memory cannot be trusted any more.
 
     Memory for keys and values that held NaN is given to other requests (seen with vLLM).
     """
@@ -48,7 +52,7 @@ class NotFinite(LoradError):
 class Address(Struct, frozen=True):
     """Where a server listens: a Unix socket, or a URL (http://host:port). Keys: "" without one.
 
-    admin_key: of routes that change the server, where it tells two kinds apart; "": `key` is for all.
+    admin_key: for routes that change the server, where it distinguishes two kinds; "": `key` is for all.
     """
 
     socket: Path | None = None

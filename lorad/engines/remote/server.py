@@ -99,7 +99,7 @@ class Server:
         log.info("%s: ready after %.1f s", self, time.monotonic() - started)
 
     async def gone(self) -> str:
-        """Wait until it died, hangs or is out of reach; in words."""
+        """Wait until the server died, hangs or is out of reach; returns what happened."""
         waits = [asyncio.create_task(self._lost.wait()), asyncio.create_task(self._hangs())]
         other = self._emptied() if self.process is None else self._process_ended(self.process)
         waits.append(asyncio.create_task(other))
@@ -171,7 +171,7 @@ class Server:
                 yield
 
     def lose(self) -> None:
-        """It is of no use any more: whoever waits for `gone` hears of it."""
+        """Give the server up: it is unusable, and `gone` returns."""
         self._lost.set()
 
     async def suspected(self) -> None:
@@ -183,7 +183,7 @@ class Server:
             await asyncio.sleep(0.02)
 
     def listening(self) -> None:
-        """It said something."""
+        """Note that the server was heard from just now."""
         self.heard = time.monotonic()
 
     async def quiet(self) -> None:
@@ -201,7 +201,7 @@ class Server:
         self.become("asleep")
 
     async def wake(self) -> None:
-        """It is not `up` yet: the caller checks it first."""
+        """Wake the server, which is not `up` yet: the caller checks it first."""
         await self.within(self.dialect.wake(self.http))
 
     async def close(self) -> None:

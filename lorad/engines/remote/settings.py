@@ -1,4 +1,4 @@
-"""From what the daemon asks for to what a server is started with, and where it lies."""
+"""Turn what the daemon asks for into what a server is started with, and where it listens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings_of(
     sleep: bool,
     devices: int = 1,
 ) -> ServerSettings:
-    """Of the first server; see `of_server` for the others."""
+    """Make the settings of the first server; see `of_server` for the others."""
     return ServerSettings(
         model=model,
         dtype=dtype,
@@ -65,7 +65,7 @@ def _crowd(setup: ServerSetup, devices: int) -> int:
 
 
 def addresses(setup: ServerSetup) -> list[Address]:
-    """Of the servers that the user runs. Raises SpecError for a key that cannot be read."""
+    """List the addresses of servers that the user runs. Raises SpecError for a key file that cannot be read."""
     key = read_key(setup.key_file, "key_file") if setup.key_file else ""
     admin = read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
     return [

@@ -157,7 +157,7 @@ def freeze_over(path: Path) -> None:
 
 
 def serve(path: Path, arguments: list[str]) -> None:
-    """As `python -m sglang.launch_server`, until it is told to end."""
+    """Serve like `python -m sglang.launch_server`, until a signal ends it."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

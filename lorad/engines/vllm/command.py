@@ -119,7 +119,9 @@ def _cpu_cache(settings: ServerSettings) -> int:
 
 
 def _devices(settings: ServerSettings) -> str:
-    """Those that the server sees: `tp` of them from the settings' on, counted among those that this process sees."""
+    """List the devices for the server: `tp` of them from the settings' device on, counted among those this process
+    sees.
+    """
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = range(first, first + settings.tp)

@@ -184,7 +184,7 @@ class VllmDialect(Dialect):
 
 
 def _is_greedy(sampling: Sampling) -> bool:
-    """Of one token there is nothing to draw, and vLLM gives a greedy token's log-probability at temperature 1."""
+    """Return whether sampling is greedy: nothing is drawn, and vLLM gives the log-probability at temperature 1."""
     return sampling.temperature == 0 or (sampling.temperature == 1 and sampling.top_k == 1)
 
 
@@ -240,7 +240,9 @@ async def _info(http: Http) -> dict[str, Any]:
 
 
 def _scaled(model: dict[str, Any]) -> bool:
-    """A server that does not tell was most likely started with the default."""
+    """Return whether log-probabilities are scaled by temperature; assume vLLM's default when the server does not
+    say.
+    """
     return str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed")
 
 

@@ -11,7 +11,9 @@ ANSWER_SECONDS = 60.0  # the engine answers between two steps
 
 
 class Memory:
-    """Weights have numbers there, which nobody tells: a load's is the one that is new after it."""
+    """Maps adapters to the numbers that the server gives their weights: after a load, the new number is the
+    adapter's.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, set[int]] = {}
@@ -31,7 +33,9 @@ class Memory:
             self._numbers[address, name] = new.pop()
 
     async def forget(self, http: Http, name: str) -> None:
-        """Of a server that does not take orders of this kind, and of weights that are not known for sure, nothing."""
+        """Remove the adapter's weights from the server; does nothing when their number is unknown or the order
+        unsupported.
+        """
         number = self._numbers.pop((str(http.address), name), None)
         if number is not None:
             with contextlib.suppress(ServerRefused):

@@ -103,7 +103,7 @@ def refused(route: str, code: int, message: str, *private: object) -> ServerRefu
 
 
 def metrics(text: str) -> Metrics:
-    """From Prometheus' text format."""
+    """Read metrics from Prometheus' text format."""
     lines = re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
     sums: dict[str, float] = {}
     adapters: list[tuple[float, str]] = []
