@@ -78,7 +78,11 @@ class SlotInfo(Struct, frozen=True):
 
 
 class TrainerHealth(Struct, frozen=True):
-    """memory, memory_peak: bytes on the devices of all ranks, after and during the last call; None: not told."""
+    """Whether the trainer works, and how much memory it takes.
+
+    memory: bytes on the devices of all ranks after the last call; None: unknown.
+    memory_peak: the most bytes during the last call; None: unknown.
+    """
 
     alive: bool = True
     detail: str = ""

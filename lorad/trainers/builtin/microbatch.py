@@ -30,7 +30,9 @@ class Piece:
 
     @property
     def groups(self) -> slice:
-        """Of the samples; the first and the last group may be there in part."""
+        """Return the slice of the groups that these samples belong to; the first and the last may be covered in
+        part.
+        """
         ends = np.cumsum(self.batch.group_sizes)
         first, last = np.searchsorted(ends, [self.samples.start, self.samples.stop - 1], "right").tolist()
         return slice(first, last + 1)

@@ -91,7 +91,7 @@ def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
 
 
 def _recomputing(lora: SlotLora) -> Run:
-    """For one forward: layers are recomputed from the first one on that has something to train."""
+    """Run the layers of one forward so that those from the first trained one on are recomputed in the backward pass."""
     layers, first = itertools.count(), lora.first_layer
 
     def run(layer: LayerForward, x: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
 
 
 def dropout_generator(device: torch.device, seed: int) -> torch.Generator:
-    """As a new slot with this seed has it."""
+    """Make the generator that a new slot with this seed begins with."""
     generator = torch.Generator(device=device)
     generator.manual_seed(_seed("dropout", seed))
     return generator

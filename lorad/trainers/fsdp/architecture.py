@@ -64,7 +64,9 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The layers in their order; raises SpecError where they are no list of the length that the config tells."""
+    """Return the decoder layers in order. Raises SpecError when no list has the length that the model's config
+    states.
+    """
     count = model.config.get_text_config().num_hidden_layers
     for module in model.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:

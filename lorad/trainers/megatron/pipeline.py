@@ -40,7 +40,7 @@ class Pipeline:
         return [bool(flag) for flag in flags.tolist()]
 
     def least(self, number: int) -> int:
-        """Of the stages' numbers. Collective."""
+        """Return the minimum of the stages' numbers. Collective."""
         found = torch.tensor([number], device=self._device)
         if self.size > 1:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
@@ -53,7 +53,9 @@ class Pipeline:
         return self._passed_on(found, scores)
 
     def backward(self, run: Run, hidden: Sequence[int], scores: Sequence[int], loss_of: LossOf) -> None:
-        """Every stage is told the scores, so that what `loss_of` notes is the same on all of them."""
+        """Run forward and backward; every stage receives the scores, so that `loss_of` notes the same on all of
+        them.
+        """
         below = self._from_below(hidden)
         trains, asks = self.rank >= self.first_trained, self.rank > self.first_trained
         if below is not None:

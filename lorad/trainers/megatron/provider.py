@@ -1,4 +1,4 @@
-"""From a Hugging Face directory and a spec's numbers to Megatron's model: frozen, without adapters."""
+"""Build Megatron's model, frozen and without adapters, from a Hugging Face directory and a spec's numbers."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Refusal(Struct, frozen=True):
 
 
 def text(path: Path) -> str:
-    """As a rank understands it, whose present directory is another one."""
+    """Return the absolute path as text: a rank runs in another working directory."""
     return str(path.absolute())
 
 
@@ -190,7 +190,7 @@ class Close(Call, frozen=True):
 
 
 class End(Call, frozen=True):
-    """From rank 0 to the others: the pool has closed the connection. Without an answer."""
+    """Sent by rank 0 to the others when the pool has closed the connection; it has no answer."""
 
 
 class Request(Struct, frozen=True):

@@ -1,4 +1,6 @@
-"""The processes of one trainer, seen from the pool: started, asked one thing at a time, told of when they end."""
+"""The processes of one trainer, seen from the pool, which starts them, sends one call at a time and notices their
+end.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def opener(place: str) -> Callable[[BodySettings], Body]:
 
 
 def refuse(path: Path, rank: int, error: LoradError) -> None:
-    """For the pool, which does not hear of us in any other way yet."""
+    """Write the error to a file for the pool, which cannot hear from this rank in any other way yet."""
     draft = path.with_name(f"refusal-{rank}.json")
     draft.write_bytes(msgspec.json.encode(to_wire(error)))
     draft.rename(refusal_file(path))

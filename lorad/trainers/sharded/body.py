@@ -103,7 +103,7 @@ class Body(ABC):
     @property
     @abstractmethod
     def parameter_count(self) -> int:
-        """Of the whole base."""
+        """Return the number of parameters of the whole base."""
 
     @abstractmethod
     def checksum(self) -> str:

@@ -227,7 +227,7 @@ class RankTrainer:
         return slot
 
     def _mount(self, key: MountKey) -> Mounted:
-        """Modules for adapters of this kind, with nobody's numbers in them."""
+        """Return modules for adapters of this kind, which hold no slot's weights."""
         self._put_away()
         if self._mounted is None or key != self._key:
             self._mounted = None
@@ -282,7 +282,9 @@ class RankTrainer:
 
 
 def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool) -> dict[str, np.ndarray]:
-    """As the builtin trainer begins with the same seed; linears that share an A begin with that of the first."""
+    """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the first
+    one's.
+    """
     generator = torch.Generator().manual_seed(spec.seed)
     found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
     for module in spec.adapter.modules:

@@ -35,7 +35,7 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> Calls:
 
 @dataclass(frozen=True)
 class Calls:
-    """How rank 0 tells the others what to do."""
+    """Passes calls from rank 0 to the other ranks."""
 
     group: dist.ProcessGroup | None
 
