@@ -56,7 +56,9 @@ class ModelFacts:
     expert_count: int
 
     def bytes(self, dtype: str = "auto") -> int:
-        """Of the weights once loaded; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown one."""
+        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown
+        one.
+        """
         name = self.dtype if dtype == "auto" else dtype
         if name not in BYTES:
             raise SpecError(f"{name} is not supported", key="model.dtype", hint=f"use one of {', '.join(BYTES)}")
@@ -64,7 +66,7 @@ class ModelFacts:
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """Of a complete directory, whatever its architecture.
+    """Read the facts of a complete directory, whatever its architecture.
 
     Raises: SpecError that names the missing part, and for quantized weights, which nothing trains on.
     """

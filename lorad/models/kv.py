@@ -19,9 +19,10 @@ def bytes_per_token(base: Base) -> int:
 
 
 class KVCache:
-    """For each layer [k and v, slots, kv heads, length, head_dim].
+    """Keys and values, for each layer [k and v, slots, kv heads, length, head_dim].
 
-    What is masked must be finite, since 0 x NaN is NaN: it begins as zeros, and who leaves NaN in a slot wipes it.
+    Masked values must be finite, since 0 x NaN is NaN: the cache begins as zeros, and who leaves NaN in a slot wipes
+    it.
     """
 
     def __init__(self, base: Base, slots: int, length: int) -> None:

@@ -134,7 +134,7 @@ class _RmsNorm(Function):
 
 
 def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """With r = 1 / rms(x) and t = grad * weight: r t - r^3 x mean(t x)."""
+    """Return r t - r^3 x mean(t x), with r = 1 / rms(x) and t = grad * weight: the gradient with respect to x."""
     x32, t = x.float(), grad.float() * weight
     r = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     along = (t * x32).mean(-1, keepdim=True).mul_(r.pow(3)).neg_()

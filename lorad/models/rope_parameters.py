@@ -33,7 +33,7 @@ class RopeParameters:
 
 
 def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeParameters:
-    """From `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of transformers.
+    """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of transformers.
 
     Raises: SpecError for a type that is not in `ROPE_TYPES`, an embedding that differs by layer or covers a part of
     the head, and a field that is missing or no positive number.

@@ -26,7 +26,7 @@ RECENT = 1.0  # seconds of work after which what was done before counts half
 
 
 class Account(ABC):
-    """What has credit. haste: how much of its weight counts."""
+    """A holder of credit. haste: the factor by which its weight counts."""
 
     haste = 1.0
 
@@ -113,7 +113,7 @@ WORK: ContextVar[Work] = ContextVar("work", default=POOL)
 
 
 def caller() -> Caller:
-    """The call that is under way, to tell it of waiting; the pool's own when there is none, or several."""
+    """Return the running call, which collects its waiting time; the pool's own when there is none, or several."""
     work = WORK.get()
     return work if isinstance(work, Caller) else POOL
 
@@ -178,7 +178,7 @@ class Turns(Generic[T]):
             self._new_rounds()
 
     def _new_rounds(self) -> None:
-        """As many as it takes until somebody may go."""
+        """Give credit for as many rounds as it takes until somebody has some."""
         lines = Counter(party for account in self._lines for party in account.parties)
         incomes = {
             account: ROUND * account.haste * (sum(party.weight / lines[party] for party in account.parties) or 1.0)
@@ -193,7 +193,7 @@ class Turns(Generic[T]):
             self._credit[account] = self._credit.get(account, 0.0) + rounds * income
 
     def _leave(self, account: Account) -> None:
-        """It does not wait any more: what it had left is gone; what a party owes is not."""
+        """Drop the credit left to an account that stopped waiting; a party keeps its debt."""
         if self._credit.get(account, 0.0) >= 0 or not isinstance(account, Party):
             self._credit.pop(account, None)
 
@@ -217,7 +217,7 @@ class TurnLock:
         self._since = 0.0
 
     async def acquire(self) -> None:
-        """For the call that is under way. Who is cancelled while it waits takes its place back."""
+        """Wait for the lock on behalf of the running call; one that is cancelled meanwhile gives its place up."""
         work, asked, mine = WORK.get(), self._clock(), asyncio.get_running_loop().create_future()
         self._turns.put(work, mine)
         if self._holder is None:
