@@ -40,9 +40,12 @@ class Example(Struct, frozen=True):
 
 
 class Dataset(ABC):
-    """size: distinct prompts, None when endless. dropped: rows left out as too long. has_answers: see `Example`.
+    """The prompts that a run trains or evaluates on.
 
-    digest: sha256 (hex) of the rows, "" for a builtin task: a resume tells by it that a file was changed.
+    size: distinct prompts, None when endless.
+    dropped: rows left out as too long.
+    has_answers: see `Example`.
+    digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
     """
 
     size: int | None = None
@@ -108,7 +111,7 @@ class RowDataset(Dataset):
         ]
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
-        """With their prompts as text."""
+        """Yield the rows that are kept, each with its prompt as text."""
         rows = iter(rows)
         while chunk := list(islice(rows, CHUNK)):
             texts = self._rendered(chunk)

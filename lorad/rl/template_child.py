@@ -76,7 +76,7 @@ def take_stdout() -> BinaryIO:
 
 
 def limit_memory() -> None:
-    """To TEMPLATE_MEMORY more than there is now."""
+    """Limit the address space to TEMPLATE_MEMORY more than what is in use now."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)

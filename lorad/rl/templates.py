@@ -140,7 +140,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends when its stdin does; at once, where this process may kill it."""
+    """End the child: kill it where this process may, else close its stdin, upon which it ends by itself."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(OSError):
         process.kill()

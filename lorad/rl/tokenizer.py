@@ -68,7 +68,7 @@ class Tokenizer:
         return self.encode_batch([text], special=special)[0]
 
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """`encode` of many texts at once, while other threads go on. Raises SpecError when the library gives up."""
+        """Encode many texts at once, while other threads run. Raises SpecError when the library gives up."""
         try:
             encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
         except BaseException as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
@@ -112,7 +112,9 @@ class Tokenizer:
             self._renderer.close()
 
     def _setup(self, template: str, directory: Path) -> Setup:
-        """With the special tokens as transformers finds them: the older file of their own is second."""
+        """Collect the template's special tokens with the precedence of transformers: the older file of their own is
+        second.
+        """
         older = _read(directory / "special_tokens_map.json")
         texts = {key: self._text(key) or _content(older.get(key)) for key in SPECIAL}
         return Setup(template, {key: text for key, text in texts.items() if text is not None})
@@ -131,7 +133,7 @@ class Tokenizer:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """As of its `Tokenizer`, without reading the vocabulary. Raises SpecError."""
+    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary. Raises SpecError."""
     return _template(directory, _read(directory / "tokenizer_config.json")) is not None
 
 
