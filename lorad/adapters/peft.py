@@ -220,7 +220,7 @@ def _refuse_outside(directory: Path, path: Path) -> None:
 
 
 def is_pickle(path: Path) -> bool:
-    """By its name: what torch and its checkpoints unpickle."""
+    """Return whether a file's name marks it as something torch and its checkpoints unpickle."""
     return path.suffix in PICKLES or path.name == ".metadata"
 
 

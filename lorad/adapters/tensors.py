@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of `path`, by its header alone, whose claims all fit the file. Raises AdapterRefused."""
+    """Read the shape of every tensor from the header alone, checked against the file's size. Raises AdapterRefused."""
     with _opened(path) as (_, entries):
         return {name: entry.shape for name, entry in entries.items()}
 
