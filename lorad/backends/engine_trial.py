@@ -52,7 +52,7 @@ def dtype_on(device: str) -> str:
 
 
 def command(kind: str, backend: Backend, device: str) -> Finding:
-    """What lorad starts, for whoever wants to start it by hand."""
+    """Report the command that lorad starts, so that it can be started by hand."""
     settings = settings_on(backend, device)
     dialect = remote(kind).dialect()
     argv = dialect.command(str(backend.python), settings, Path("SOCKET"))

@@ -79,7 +79,7 @@ def install_hint(backend: str) -> str:
 
 
 def mending_hint(backend: str) -> str:
-    """Of an environment that is there, and is not what it should be."""
+    """Say how to repair an environment that exists but does not fit."""
     lines = "\n".join(f"    {line}" for line in install_lines(backend))
     return f"Mend or upgrade in that environment what is named here, or make a new one of {backend}:\n{lines}"
 
@@ -94,7 +94,9 @@ def interpreter_of(backend: str, named: Path | None) -> Path:
 
 
 def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapping[str, str]:
-    """Of what the backend needs, beside the interpreter. Raises SpecError that says what is missing."""
+    """List the versions of what the backend needs beside the interpreter. Raises SpecError that says what is
+    missing.
+    """
     needed = (*NEEDED[backend], *(FOR_GPUS.get(backend, ()) if gpu else ()))
     try:
         found = installed(python, needed)

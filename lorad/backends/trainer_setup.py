@@ -45,7 +45,7 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
 
 
 def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
-    """Those of a base's linears that the trainer can adapt: Megatron only those that it has a name for.
+    """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name for.
 
     Raises SpecError when there are none.
     """

@@ -62,7 +62,7 @@ SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 
 
 def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
-    """As `checked`, which ends at the first thing that is wrong; what else is wrong on disk comes with it."""
+    """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to that one."""
     try:
         return checked(spec, cwd=cwd, **machine)
     except SpecError as error:
@@ -157,7 +157,7 @@ def checked(
 
 
 def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
-    """As `resolve`, with relative paths from `cwd`."""
+    """Return the model's directory, like `resolve`, with relative paths from `cwd`."""
     local = cwd / Path(path).expanduser()
     found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
     return resolve(found, any_architecture=any_architecture)

@@ -80,7 +80,9 @@ def _check_fsdp_args(args: Mapping[str, object]) -> None:
 
 
 def _check_megatron(spec: Spec) -> None:
-    """What only Megatron's own field names tell is for the ranks to find out."""
+    """Refuse arguments that lorad sets itself; those that only Megatron's own fields can check are left to the
+    ranks.
+    """
     if mine := sorted(OWN & spec.trainer.backend_args.keys()):
         raise SpecError(
             f"{', '.join(mine)} is for lorad to set",
@@ -106,7 +108,7 @@ def _check_megatron(spec: Spec) -> None:
 
 
 def check_sizes(spec: Spec, facts: ModelFacts) -> None:
-    """Whether Megatron can cut this model over these ranks, as far as config.json tells. Raises SpecError."""
+    """Check, as far as config.json shows, that Megatron can cut this model over these ranks. Raises SpecError."""
     trainer = spec.trainer
     if trainer.backend != "megatron":
         return
@@ -137,7 +139,9 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
 
 
 def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
-    """With `lora.type: lora`, all linears that Megatron makes one of are targets, or none. Raises SpecError."""
+    """Check that `lora.type: lora` targets all or none of the linears that Megatron fuses into one. Raises
+    SpecError.
+    """
     if not shares(spec):
         return
     for members in fused(adapter.modules):
