@@ -50,16 +50,18 @@ def socket_path(wanted: Path) -> Path:
 
 
 def private_directory(owner: Path) -> Path:
-    """A directory of `owner`'s, 0700 and of a short name, for sockets and what third parties call temporary files.
+    """Return a directory of `owner`'s, 0700 and with a short name, for sockets and third parties' temporary files.
 
-    Derived from `owner` alone; whoever uses it makes and removes it.
+    The path depends on `owner` alone; the caller makes and removes the directory.
     """
     return _runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
 
 
 def memory_directory(owner: Path) -> Path:
-    """A directory of `owner`'s in memory, where the machine has such a file system: derived from `owner` and the user
-    alone; whoever uses it makes and removes it."""
+    """Return a directory of `owner`'s in memory, where the machine has such a file system.
+
+    The path depends on `owner` and the user alone; the caller makes and removes the directory.
+    """
     return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]}"
 
 
@@ -185,7 +187,7 @@ class RunDir:
 
     @property
     def origin(self) -> Path:
-        """Of a fork: the checkpoint, or the version, that it begins with."""
+        """Return where a fork keeps the checkpoint, or the version, that it begins with."""
         return self.root / "origin"
 
     @property
@@ -265,7 +267,7 @@ class Home:
         return socket_path(self.root / "gateway.sock")
 
     def gateway_of(self, uid: int) -> Path:
-        """Of a shared daemon: the directory of the gateway that runs as this user, and serves what is theirs."""
+        """Return the directory of the gateway that runs as this user and serves their versions (shared daemon only)."""
         return self.gateway / "owners" / str(uid)
 
     def gateway_socket_of(self, uid: int) -> Path:

@@ -1,4 +1,4 @@
-"""What is wrong with a mapping that should be a spec, in words that name the key and what it may be."""
+"""Describe what is wrong with a mapping that should be a spec; the message names the key and what it may be."""
 
 from __future__ import annotations
 

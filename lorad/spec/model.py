@@ -433,7 +433,7 @@ def convert(data: Any) -> Spec:
 
 
 def fitted(spec: Spec, positions: int) -> Spec:
-    """With prompts that a model of so many positions has room for: the default of data.max_prompt_tokens gives way.
+    """Lower the default of data.max_prompt_tokens so that prompts fit a model of so many positions.
 
     Raises SpecError when a prompt and its completion do not fit.
     """

@@ -31,7 +31,7 @@ def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 
 
 def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """As `load_spec`, of what is to be started. Raises SpecError also where nothing says what to train on."""
+    """Load a spec like `load_spec`, to start it. Raises SpecError also when it does not say what to train on."""
     given = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not given.keys() - {"name"}
