@@ -22,7 +22,7 @@ print(json.dumps(found))
 
 
 class NoInterpreter(Exception):
-    """It is no program, or no Python that works; the message says why."""
+    """The path is no program, or no Python that works; the message says why."""
 
 
 def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:

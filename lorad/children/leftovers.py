@@ -31,8 +31,10 @@ def living(directory: Path) -> Iterator[None]:
 
 
 def clean_leftovers(directory: Path) -> bool:
-    """Of the pool whose files are in `directory`; False when it lives, or is another user's. Blocks, usually for
-    milliseconds, a few seconds where processes are left. What cannot be removed stays."""
+    """Clean up after the pool whose files are in `directory`; False when it lives, or is another user's.
+
+    Blocks, usually for milliseconds, a few seconds where processes are left. What cannot be removed stays.
+    """
     with contextlib.suppress(OSError):
         if directory.stat().st_uid != os.getuid():  # a record names whom to kill: it must be our own
             return False
