@@ -69,7 +69,7 @@ async def run(config: PoolSetup, root: Path) -> None:
 
 
 async def follow_loop() -> None:
-    """What blocks the loop shows in the heartbeat."""
+    """Beat once per LOOP_SECONDS, so that the heartbeat shows when something blocks the loop."""
     while True:
         HEART.looped()
         await asyncio.sleep(LOOP_SECONDS)
@@ -84,7 +84,7 @@ async def watch_both(pool: Pool) -> PoolLost:
 
 
 async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
-    """Without a daemon nobody else ends an idle pool, which would keep its devices for ever."""
+    """Stop a pool that nobody has needed for a while, when no daemon is there to end it and free its devices."""
     alone_since, patience = time.monotonic(), min(ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
         if is_needed(pool, config, home):
@@ -107,7 +107,7 @@ def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
 
 
 async def what_is_lost(pool: Pool) -> str:
-    """In words; "" while both are alive."""
+    """Describe which of engine and trainer was lost; "" while both are alive."""
     engine, trainer = await pool.engine.health(), await pool.work.health()
     if not engine.alive:
         return f"the engine serves nobody any more: {engine.detail}"
@@ -144,7 +144,9 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
 
 
 def _info(config: PoolSetup, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str) -> PoolInfo:
-    """Versions of what a trainer apart is made of are under `trainer.`: this process may have others of that name."""
+    """Describe the pool; a separate trainer's package versions are under `trainer.`, since this process may have
+    others.
+    """
     trainer = training.trainer.capabilities()
     here = {name: importlib.metadata.version(name) for name in SOFTWARE}
     there = {f"trainer.{name}": version for name, version in training.trainer.software().items()}

@@ -25,7 +25,7 @@ class Parties:
         self._on_slot: dict[str, float] = {}
 
     def caller(self, call: Call) -> Caller:
-        """Who makes this call."""
+        """Return who makes this call."""
         return Caller(self.of(call.run) if call.run else self._served)
 
     def of(self, run: str) -> Party:
@@ -38,7 +38,7 @@ class Parties:
         self._on_slot.pop(run, None)
 
     def leaves(self, run: str) -> None:
-        """What it still has under way keeps its weight."""
+        """Forget the run; its calls under way keep their weight."""
         self._runs.pop(run, None)
         self._on_slot.pop(run, None)
 

@@ -26,7 +26,7 @@ from lorad.trainers.base import Trainer
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 1024  # callers
-LINGER = 0.1  # seconds after a training verb in which its run is expected to go on with the next
+LINGER = 0.1  # seconds after a training verb in which its run is expected to make the next call
 
 Kind = Literal["training", "serving"]
 KINDS: tuple[Kind, Kind] = ("training", "serving")

@@ -33,7 +33,7 @@ class Proof:
     times: float = 1.0
 
     def is_due(self, every: int, returns: int) -> bool:
-        """Whether the next version is to be amplified. every: see `Open`."""
+        """Return whether the next version is to be amplified. every: see `Open`."""
         return self.returns != returns or 0 < every <= self.since + 1
 
     def count(self, outcome: Outcome, returns: int) -> None:
@@ -75,7 +75,7 @@ class Tenant:
 
     @property
     def current(self) -> str:
-        """What the engine calls the current version; "" while there is none."""
+        """Return the engine's name for the current version; "" while there is none."""
         return self.versions[-1].engine_name if self.versions else ""
 
     def attested(self, version: str) -> Entry:

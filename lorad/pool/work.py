@@ -89,7 +89,7 @@ class Work:
         done.tokens += tokens_of(batch)
 
     def take(self, run: str, *, recomputes: bool) -> tuple[Done, float | None]:
-        """What was done for `run` since this was asked last, and its share of the peak."""
+        """Return what was computed for `run` since the last call, and its share of the devices' peak."""
         done = self._done.pop(run, Done())
         if self.rate is None or not done.seconds:
             return done, None

@@ -109,7 +109,7 @@ class Attester:
         return self._canaries[count, tokens]
 
     async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
-        """Whether `name` is what is claimed. To be called inside the same `Engine.settled` as the load."""
+        """Test whether `name` serves what is claimed. Call it inside the same `Engine.settled` as the load."""
         if (missing := await self.delivery(name, source.digest)) is not None:
             return Outcome(missing)
         canaries = claim.canaries
@@ -177,7 +177,7 @@ class Attester:
         self.returns += not is_same
 
     async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> bool:
-        """Whether it is the same bit for bit."""
+        """Return whether it is the same bit for bit."""
         try:
             now = (await score(name, reference.canaries.batch)).astype(np.float64)
         except NotFound:

@@ -16,7 +16,7 @@ from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 PROMPT_TOKENS = 8
 CANDIDATES = 4  # sampled for each canary that is wanted
-UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that tell something
+UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that are informative
 FEWEST, FEWEST_TELLING = 4, 80  # canaries; and tokens among theirs that are not nearly certain
 MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
 

@@ -48,7 +48,7 @@ async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
 
 
 async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
-    """What the attempt has under way ends first."""
+    """Free the slot of an attempt after its calls under way have ended."""
     await pool.fence(args.run).settle()
     tenant = pool.tenants.get(args.run)
     if tenant is not None and tenant.attempt == args.attempt:

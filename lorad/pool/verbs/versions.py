@@ -68,7 +68,7 @@ async def _bring(pool: Pool, args: LoadVersion) -> Entry:
 
 
 async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
-    """What the trainer makes of the same files."""
+    """Compute what the trainer makes of the same files, for the engine to be compared with."""
     files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
     every = await pool.attester.any_canaries()
     few = pool.attester.few(every)
