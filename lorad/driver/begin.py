@@ -47,9 +47,9 @@ def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
 
 
 def begin(session: Session) -> PoolInfo:
-    """After it, the slot is open, the current version is attested, and `attempt` (and `rewind`) are journaled.
+    """Open the slot, attest the current version, and journal `attempt` (and `rewind`).
 
-    `session.ahead` is there to be entered, if sampling is to run ahead.
+    Leaves `session.ahead` to be entered by the caller, if sampling is to run ahead.
     """
     info: PoolInfo = session.pool.call("hello", Nothing())
     records = [r for r, _ in read(session.run_dir.journal)]

@@ -31,7 +31,7 @@ def is_due(session: Session) -> bool:
 
 
 def is_written(session: Session) -> bool:
-    """Whether there is one of the present step in this lineage."""
+    """Return whether there is one of the present step in this lineage."""
     facts = lineage([record for record, _ in read(session.run_dir.journal)])
     present = [f for f in facts if f.kind == "checkpoint" and f.step == session.state.step]
     return any((session.run_dir.root / f.data["path"]).exists() for f in present)
