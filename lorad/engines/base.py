@@ -111,7 +111,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def loaded(self) -> Sequence[LoadedVersion]:
-        """What the engine itself says it holds, the base not among it."""
+        """List the versions that the engine itself reports as loaded, without the base."""
 
     @abstractmethod
     def generate(
@@ -132,10 +132,12 @@ class Engine(ABC):
         return [await self.score(version, batch)]
 
     def settled(self) -> AbstractAsyncContextManager[None]:
-        """While inside, no part of the engine returns (see `on_return`): what `scores` says is said of all that serve.
+        """Keep every part of the engine from returning (see `on_return`) inside the block, so that `scores` covers
+        all that serve.
 
-        Around a load and its attestation. What is called inside raises EngineGone when the last part is gone, instead
-        of waiting for one to return.
+        Used around a load and its attestation. Calls inside raise EngineGone when the last part is gone, instead of
+        waiting
+        for one to return.
         """
         return nullcontext()
 

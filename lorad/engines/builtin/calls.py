@@ -34,7 +34,7 @@ class StopStrings:
         self.window = max(len(stop.encode()) for stop in stops) + 4  # a character may begin up to 3 bytes earlier
 
     def complete(self, tokens: list[int]) -> bool:
-        """Whether the last token completes a stop string."""
+        """Return whether the last token completes a stop string."""
         text = self.decoder.decode(tokens[-self.window :], skip_special_tokens=False)
         return any(stop in text for stop in self.stops)
 
@@ -58,7 +58,7 @@ class Sample(Struct, eq=False):
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether its arithmetic ran over: its keys and values are not to be met by others."""
+        """Return whether its arithmetic ran over: its keys and values are not to be met by others."""
         return bool(self.logprobs) and not math.isfinite(self.logprobs[-1])
 
     def push(self, token: int, logprob: float) -> bool:
@@ -101,7 +101,7 @@ class Group:
         return Group(self.tokens, first, self.call, self.prompt), Group(self.tokens, rest, self.call, self.prompt)
 
     def resumed(self, sample: Sample) -> Group:
-        """What recomputes the keys and values of a sample that gave up its row."""
+        """Make the group that recomputes the keys and values of a sample that gave up its row."""
         made = np.array(sample.tokens, self.tokens.dtype)
         return Group(np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt)
 
@@ -167,11 +167,11 @@ class Call:
         return chunks
 
     def more(self) -> int:
-        """How many tokens were made since it was asked last."""
+        """Count the tokens made since the last call."""
         before, self.counted = self.counted, sum(len(sample.tokens) for sample in self.samples)
         return self.counted - before
 
     @property
     def ended(self) -> bool:
-        """Whether everything was handed out."""
+        """Return whether everything was handed out."""
         return not self.open

@@ -31,7 +31,7 @@ class Stepper(Protocol):
     keeps_cache: bool
 
     def padded(self, rows: int) -> int:
-        """How many rows a step of so many really has: there must be slots for them."""
+        """Return how many rows a step of `rows` really has: there must be slots for them."""
         ...
 
     def bind(self, loras: Loras) -> None:

@@ -104,7 +104,7 @@ class Call:
             log.warning("%s did not take an abort: %s", server, error)
 
     async def _end(self) -> None:
-        """Nothing is left under way, here or on a server."""
+        """End everything that is left under way, here and on the servers."""
         if unfinished := [task for task in self._tasks if not task.done()]:
             await self.abort()
             for task in unfinished:

@@ -101,7 +101,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def environment(self, settings: ServerSettings) -> dict[str, str]:
-        """What is added to the environment of the server."""
+        """Return the variables to add to the server's environment."""
 
     @abstractmethod
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
@@ -109,11 +109,11 @@ class Dialect(ABC):
 
     @abstractmethod
     async def is_ready(self, http: Http) -> bool:
-        """Whether a starting server takes requests now."""
+        """Return whether a starting server takes requests now."""
 
     @abstractmethod
     async def is_alive(self, http: Http) -> bool:
-        """Whether it answers at all: also while it is paused, asleep or busy."""
+        """Return whether it answers at all: also while it is paused, asleep or busy."""
 
     @abstractmethod
     async def abilities(self, http: Http) -> Abilities: ...

@@ -101,7 +101,7 @@ class RemoteEngine(Engine):
         await self._holdings.remove(name)
 
     async def loaded(self) -> Sequence[LoadedVersion]:
-        """What every serving server says it holds, with the digest of what it was given."""
+        """List the versions that every serving server reports as loaded, with the digests of what it was given."""
         if not self._fleet.asleep:
             await self._some()
         return [held.describe() for held in await self._holdings.there()]
@@ -151,7 +151,10 @@ class RemoteEngine(Engine):
         return self._may_be_a_neighbours(digest, [server])
 
     def _may_be_a_neighbours(self, digest: str, servers: Sequence[Server]) -> bool:
-        """What NaN leaves in a server's memory reaches others; in a second life it is the version's own."""
+        """Return whether NaN may come from another version, whose NaN stayed in a server's memory.
+
+        In a second life of the server, it is the version's own.
+        """
         lives = self._not_finite.setdefault(digest, set())
         before = set(lives)
         lives.update((server.index, server.life) for server in servers)

@@ -190,7 +190,7 @@ class Fleet:
         self._open.clear()
 
     async def sleep(self) -> None:
-        """Nothing is in flight."""
+        """Put the servers to sleep; the caller makes sure that no request is in flight."""
         self.asleep = True
         self._awake.clear()
         servers = self.serving

@@ -48,7 +48,7 @@ class Holdings:
         self._left: list[HeldRemote] = []  # to unload when the servers are awake
 
     async def add(self, name: str, source: AdapterSource) -> HeldRemote:
-        """On all servers that serve, or on none. Raises what `Engine.load` raises."""
+        """Load a version on all serving servers, or on none. Raises what `Engine.load` raises."""
         self.versions.reserve(name)
         try:
             form = await asyncio.to_thread(self._received, source)
@@ -107,7 +107,7 @@ class Holdings:
         self.versions.table.clear()
 
     def _received(self, source: AdapterSource) -> Adapter:
-        """In the form that the servers read."""
+        """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
         form = served(adapter, self._shapes, self._fleet.dialect.joined, self._settings.dtype)
         for module in form.config.modules:

@@ -95,7 +95,7 @@ def use_private_directory(path: Path) -> str:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "lorad" / "torchinductor"))
     directory = tempfile.mkdtemp(prefix="sgl", dir=path.parent)
     os.environ["TMPDIR"] = tempfile.tempdir = directory
-    # Ranks meet in a file: torch's TCP store answers whoever connects.
+    # Ranks meet in a file: torch's TCP store answers everybody who connects.
     os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{directory}/ranks")
     return directory
 

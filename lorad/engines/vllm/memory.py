@@ -20,11 +20,11 @@ class Memory:
         self._numbers: dict[tuple[str, str], int] = {}
 
     async def begin(self, http: Http) -> None:
-        """When a server has started: numbers begin again then."""
+        """Read the numbers of a server that has just started: they begin again then."""
         self._held[str(http.address)] = await self._numbers_of(http)
 
     async def loaded(self, http: Http, name: str) -> None:
-        """After each load, one at a time for each server."""
+        """Find the number of an adapter that was just loaded; called after each load, one at a time for each server."""
         address = str(http.address)
         before, now = self._held.get(address, set()), await self._numbers_of(http)
         self._held[address] = now
@@ -50,7 +50,7 @@ class Memory:
 
     @staticmethod
     async def _order(http: Http, method: str, *arguments: int) -> list[list[int]]:
-        """What each process of the engine answers."""
+        """Call a method in each process of the engine; returns their answers."""
         body = {"method": method, "args": list(arguments)}
         reply = await http.post(ROUTE, body, timeout=ANSWER_SECONDS, admin=True)
         return list(reply["results"])
