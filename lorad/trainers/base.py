@@ -36,7 +36,7 @@ class TrainerCapabilities(Struct, frozen=True):
     vocab: int  # token ids are 0 to vocab - 1
     deterministic: bool  # the same calls give the same bits, with the same number of threads
     offload: bool
-    parameters: int = 0  # of the base; 0: not told
+    parameters: int = 0  # of the base; 0: unknown
 
 
 class Optimizer(Struct, frozen=True):
@@ -152,7 +152,7 @@ class Trainer(ABC):
         """
 
     async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
-        """What forward_backward does, for several slots at once, each slot once; a trainer may share passes among them.
+        """Do forward_backward for several slots at once, each slot once; a trainer may share passes among them.
 
         Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises NotFound
         and ValueError (also for a slot that is named twice) before anything is computed.

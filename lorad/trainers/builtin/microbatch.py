@@ -46,7 +46,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """How many tokens the forward computes for it."""
+        """Count the tokens that the forward computes for this piece."""
         computed = np.unique(self.same[self.samples])
         return int(self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum())
 

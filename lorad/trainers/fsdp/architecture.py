@@ -102,7 +102,7 @@ def takes(model: nn.Module, argument: str) -> bool:
 
 
 def may_pack(model: Any) -> bool:
-    """Whether nothing in the config speaks against several sequences in a row."""
+    """Return whether nothing in the config speaks against several sequences in a row."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
@@ -110,7 +110,7 @@ def may_pack(model: Any) -> bool:
 
 
 def _keep_in_fp32(model: Any) -> None:
-    """What the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained` does."""
+    """Convert what the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained` does."""
     kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):

@@ -33,7 +33,7 @@ class Pipeline:
         self.first_trained = 0
 
     def anywhere(self, here: Sequence[bool]) -> list[bool]:
-        """What is true on some stage. Collective."""
+        """Return, for each flag, whether it is true on some stage. Collective."""
         flags = torch.tensor(here, dtype=torch.int32, device=self._device)
         if self.size > 1:
             dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
@@ -47,7 +47,9 @@ class Pipeline:
         return int(found.item())
 
     def scores(self, run: Run, hidden: Sequence[int], scores: Sequence[int]) -> Tensor:
-        """On every stage, without a graph. hidden, scores: shapes, of what goes up and of what comes out at the top."""
+        """Return the scores on every stage, without a graph. hidden, scores: shapes of what goes up, and of what
+        the top returns.
+        """
         with torch.no_grad():
             found = run(self._from_below(hidden))
         return self._passed_on(found, scores)

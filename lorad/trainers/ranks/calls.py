@@ -79,7 +79,7 @@ class Call(Struct, frozen=True, tag=True):
     answer: ClassVar[Any] = Answer[None]
 
     def do(self, trainer: RankTrainer) -> Any:
-        """On every rank alike; the result of rank 0 counts."""
+        """Carry out the call, on every rank alike; the result of rank 0 counts."""
         raise NotImplementedError
 
 

@@ -54,7 +54,7 @@ class Beats:
         self._seen = dict.fromkeys(self._seen, now)
 
     def got_on(self) -> bool:
-        """Whether any rank has, since this was asked last."""
+        """Return whether any rank has, since this was asked last."""
         now = {rank: beat.progress for rank, path in self._files.items() if (beat := read_beat(path))}
         before, self._progress = self._progress, now
         return now != before

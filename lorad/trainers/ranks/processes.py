@@ -54,9 +54,9 @@ class Processes:
         self._fine = 0  # so long was the log when all was well
 
     async def start(self) -> Ready:
-        """Until every rank is ready. What an earlier life left is ended first.
+        """Start the ranks and wait until all are ready. What an earlier life left is ended first.
 
-        Raises what a rank refused its settings with, else PoolLost with the log's word for it.
+        Raises what a rank refused its settings with, else PoolLost with the reason from the log.
         """
         started = time.monotonic()
         await asyncio.to_thread(sweep, self.places.record)
@@ -76,7 +76,7 @@ class Processes:
 
     @property
     def why(self) -> str:
-        """Why it is not alive; "" while it is."""
+        """Return why the trainer is not alive; "" while it is."""
         return "" if self.is_alive else self._lost(self._how or "was never started").message
 
     async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
@@ -96,7 +96,7 @@ class Processes:
         return answer.result
 
     async def end(self) -> None:
-        """Nothing of it is left."""
+        """End the launcher and all ranks."""
         self._how = self._how or "was shut down"
         self._hang_up()
         await self._child.stop(STOP_SECONDS)
@@ -139,7 +139,7 @@ class Processes:
         self._hang_up()
 
     async def _end_hung(self, how: str) -> None:
-        """What all ranks are at goes to the log first."""
+        """Write the stacks of all ranks to the log, then end them."""
         log.error("trainer: %s", how)
         self._hung = how
         if self._child.pid is not None:
@@ -189,7 +189,7 @@ class Processes:
         return data
 
     async def _loss(self) -> LoradError:
-        """What to raise when they are of no use any more. Returns when none is left."""
+        """End the ranks, which are unusable; returns the error to raise once none is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._child.ended()

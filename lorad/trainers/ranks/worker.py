@@ -49,7 +49,10 @@ def main(path: Path, rank: int) -> None:
 
 
 def opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
-    """When every rank is as far. Raises SpecError, AdapterRefused, … for settings that the backend does not take."""
+    """Open this rank's trainer; returns when every rank has one.
+
+    Raises SpecError, AdapterRefused, … for settings that the backend does not take.
+    """
     device = torch.device(config.devices[rank])
     torch.set_num_threads(config.threads)
     if device.type == "cuda":
@@ -83,7 +86,7 @@ def refuse(path: Path, rank: int, error: LoradError) -> None:
 
 
 def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
-    """Until the pool closes the connection."""
+    """Answer calls until the pool closes the connection."""
     while not isinstance(call := request(calls.spread(pool.hear())).call, End):
         answer: Answer[object]
         HEART.work(type(call).__name__)

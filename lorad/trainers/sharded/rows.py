@@ -68,7 +68,9 @@ def sequences(batch: Batch) -> list[Sample]:
 
 
 def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
-    """What one of `size` data-parallel ranks works on: about equally many tokens each, decided by the batch alone."""
+    """Select the samples of one of `size` data-parallel ranks: about equally many tokens each, decided by the batch
+    alone.
+    """
     loads = [0] * size
     mine: list[Sample] = []
     for sequence in sorted(everything, key=lambda s: (-s.inputs, s.sample)):

@@ -270,7 +270,7 @@ class RankTrainer:
         return Adapter(slot.spec.adapter, tensors)
 
     def _together(self, read: Callable[[], T]) -> T:
-        """What `read` gives, or its refusal; a refusal of one rank is one of all. Collective."""
+        """Return what `read` gives, or raise its refusal; a refusal on one rank is raised on all. Collective."""
         failure: LoradError | OSError | None = None
         try:
             found = read()

@@ -51,13 +51,13 @@ class Calls:
         return buffer.numpy().tobytes()
 
     def all_agree(self, is_fine: bool) -> bool:
-        """Whether it is on every rank. Collective."""
+        """Return whether it is on every rank. Collective."""
         flag = torch.tensor([int(is_fine)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.group)
         return bool(flag.item())
 
     def texts(self, mine: str) -> list[str]:
-        """What each rank says, the same length everywhere. Collective."""
+        """Gather the ranks' texts, which have the same length everywhere. Collective."""
         said = torch.from_numpy(np.frombuffer(mine.encode(), np.uint8).copy())
         found = [torch.empty_like(said) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(found, said, group=self.group)
