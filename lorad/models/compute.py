@@ -28,7 +28,7 @@ class Quantum(Generic[T]):
         self.found: Future[T | None] = Future()
 
     def run(self) -> bool:
-        """Whether it is to run again."""
+        """Return whether it is to run again."""
         if self.found.cancelled():
             return False
         result, error = _tried(self.compute)
@@ -121,7 +121,7 @@ class Compute:
             self._turns.charge(turn, seconds)
 
     def close(self) -> None:
-        """What has not begun is cancelled."""
+        """Cancel the work that has not begun, and wait for the rest."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         while self._turns:
             self._turns.take().what.found.cancel()

@@ -22,7 +22,7 @@ LayerForward = Callable[[Tensor], Tensor]
 
 
 def at_once(layer: LayerForward, x: Tensor) -> Tensor:
-    """How a layer is run unless somebody knows better."""
+    """Run a layer plainly, without recomputation."""
     return layer(x)
 
 

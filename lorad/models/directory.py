@@ -62,7 +62,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _download(path: str, name: str, revision: str | None, any_architecture: bool) -> Path:
-    """What the builtin backend does not compute is refused before its weights are fetched."""
+    """Download a model; what the builtin backend does not compute is refused before its weights are fetched."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:

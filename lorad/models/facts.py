@@ -153,7 +153,7 @@ def _is_target(module: str) -> bool:
 
 
 def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
-    """Without the share of the experts that a token is not sent to."""
+    """Count the parameters that a token uses: all, without the experts that it is not sent to."""
     experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
     used = next((config[key] for key in ("num_experts_per_tok", "moe_topk") if config.get(key)), None)
     there = _first(config, _EXPERTS)

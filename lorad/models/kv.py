@@ -139,7 +139,9 @@ class DecodeAttention:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
     def _products(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """On a CPU two batched products are faster than the fused kernel, which is made for long queries."""
+        """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for long
+        queries.
+        """
         q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
         scores = torch.bmm(q, keys.transpose(1, 2)).view(self.rows, -1, q.shape[1], self.span)
         scores = scores.mul_(self.scale).add_(self.bias)

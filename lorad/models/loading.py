@@ -77,7 +77,9 @@ class _Source:
         return tensor
 
     def check_rest(self, embed: Tensor) -> None:
-        """What was not read changes nothing: a second copy of tied embeddings, frequencies that config.json implies."""
+        """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that config.json
+        implies.
+        """
         if HEAD in self.rest and not torch.equal(self.take(HEAD, *embed.shape), embed):
             raise SpecError(
                 f"{self.files[HEAD]}: {HEAD} differs from {EMBED}, config.json ties them",

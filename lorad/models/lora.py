@@ -82,7 +82,7 @@ Signature = tuple[tuple[Place, int], ...]
 
 
 def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
-    """What the shapes of a `MixedLora` depend on beside the number of its adapters."""
+    """Return what the shapes of a `MixedLora` depend on beside the number of its adapters."""
     found = []
     for place in fused_groups(base):
         ranks = [lora.pairs[place][0].shape[0] for lora in loras if lora is not None and place in lora.pairs]

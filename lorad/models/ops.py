@@ -194,5 +194,5 @@ class _SplitRotate(Function):
 
 
 def _turned(qkv: Tensor, heads: int) -> int:
-    """How many heads of q, k, v are of q and k."""
+    """Count the heads of q, k, v that belong to q and k."""
     return (qkv.shape[-2] + heads) // 2

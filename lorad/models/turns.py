@@ -33,7 +33,7 @@ class Account(ABC):
     @property
     @abstractmethod
     def parties(self) -> Collection[Party]:
-        """Whose weight it has, each once."""
+        """Return the parties whose weight the account has, each once."""
 
 
 class Party(Account):
@@ -57,11 +57,11 @@ class Work(ABC):
     @property
     @abstractmethod
     def account(self) -> Account:
-        """In whose line it waits."""
+        """Return the account in whose line the work waits."""
 
     @abstractmethod
     def parts(self) -> Iterable[tuple[Account, float]]:
-        """Who pays for it, when it is done. A part below zero pays debts off."""
+        """Return who pays which part of the work's cost. A part below zero pays debts off."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
@@ -138,11 +138,11 @@ class Turns(Generic[T]):
         return sum(map(len, self._lines.values()))
 
     def put(self, work: Work, what: T) -> None:
-        """At the end of the line of the work's account."""
+        """Append work to the line of its account."""
         self._lines.setdefault(work.account, deque()).append(Turn(work, what))
 
     def take(self) -> Turn[T]:
-        """Who is next. There must be one; `charge` it when it is done."""
+        """Take the next turn off its line. There must be one; `charge` it when it is done."""
         first = self._first()
         account = self._next() if first is None else first
         line = self._lines.pop(account)
@@ -152,7 +152,7 @@ class Turns(Generic[T]):
         return turn if first is None else turn._replace(is_ahead=True)
 
     def charge(self, turn: Turn[T], seconds: float) -> None:
-        """What it cost."""
+        """Charge the cost of a turn to those who pay for its work."""
         seconds = max(seconds, LEAST)
         account = turn.work.account
         self._count(account, seconds)
