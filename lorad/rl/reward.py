@@ -22,7 +22,7 @@ class RewardInput(Struct, frozen=True):
     row: dict[str, Any] = {}
 
     def keywords(self) -> dict[str, Any]:
-        """What a reward function may ask for by name: the columns of the row, and these four, which win."""
+        """Return what a reward function may ask for by name: the columns of the row, and these four, which win."""
         own = {"prompt": self.prompt, "completion": self.completion, "answer": self.answer, "finish": self.finish}
         return {**self.row, **own}
 
@@ -69,7 +69,7 @@ def final_number(text: str) -> Decimal | None:
 
 
 def as_reward(value: Any) -> float:
-    """What a reward function returned, as a number. Raises ValueError unless it is one and finite."""
+    """Convert what a reward function returned to a number. Raises ValueError unless it is one and finite."""
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         raise ValueError(f"returned {type(value).__name__}, not a number")
     number = float(value)

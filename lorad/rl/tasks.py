@@ -47,7 +47,7 @@ TASKS: dict[str, Task] = {
 
 
 def split_of(prompt: str) -> Split:
-    """Which split a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest train."""
+    """Return the split that a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest train."""
     bucket = zlib.crc32(prompt.encode()) % BUCKETS
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 

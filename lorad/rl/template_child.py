@@ -112,7 +112,7 @@ def render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, A
 
 
 def set_clock(date: str | None) -> None:
-    """What `strftime_now` asks: the present, or the time that is given."""
+    """Set the time that `strftime_now` returns: `date`, or the present for None."""
 
     class Then(datetime):
         @classmethod

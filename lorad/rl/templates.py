@@ -125,7 +125,7 @@ class Renderer:
 
 
 def too_much(error: Exception) -> str:
-    """What the child says of a template that wants more than there is for it."""
+    """Describe the error of a template that exceeds its limits."""
     if isinstance(error, MemoryError):
         return f"it needs over {TEMPLATE_MEMORY // GIB} GiB of memory"
     return f"it writes over {TEMPLATE_TEXT // MIB} MiB"

@@ -81,8 +81,9 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
-        """What was said in `ids`: no special tokens, and nothing from the first stop string on, as OpenAI and vLLM have
-        it."""
+        """Decode a completion without special tokens, and without the first stop string and what follows, as OpenAI
+        and vLLM do.
+        """
         text = self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
