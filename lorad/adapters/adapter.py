@@ -67,7 +67,7 @@ class Adapter(Struct, frozen=True, dict=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether `digest` and `is_finite` cost nothing any more."""
+        """Return whether `digest` and `is_finite` cost nothing any more."""
         return {"_sha256", "_finite"} <= self.__dict__.keys()
 
     def amplified(self, times: float) -> Adapter:
@@ -85,7 +85,7 @@ class Adapter(Struct, frozen=True, dict=True):
         return self._once("_sha256", self._hashed)
 
     def is_finite(self) -> bool:
-        """Whether no number is NaN or infinite."""
+        """Return whether no number is NaN or infinite."""
         return self._once("_finite", lambda: all(bool(np.isfinite(t).all()) for t in self.tensors.values()))
 
     def _hashed(self) -> str:

@@ -64,7 +64,7 @@ def leaf(name: str) -> str:
 
 
 def entry_matches(entry: str, name: str) -> bool:
-    """Whether one entry, `all-linear` included, names the module `name`."""
+    """Return whether one entry, `all-linear` included, names the module `name`."""
     if entry == ALL_LINEAR:
         return leaf(name) != HEAD
     return any(_matches(pattern, name) for pattern in _hugging_face(entry))

@@ -93,7 +93,7 @@ def find_tensor(paths: Iterable[Path], name: str) -> Path | None:
 
 
 def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
-    """Whether the tensor `name` of an adapter's file is, in fp32, `base_name` in a file of its base.
+    """Return whether the tensor `name` of an adapter's file is, in fp32, `base_name` in a file of its base.
 
     Little of both is in memory at a time. Raises AdapterRefused and OSError.
     """

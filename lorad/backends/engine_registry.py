@@ -48,7 +48,7 @@ def engine_class(name: str, override: str | None = None) -> type[Engine]:
 
 
 def dialect_class(name: str) -> type[Dialect]:
-    """How the servers of a backend in SERVERS are spoken to. It imports no torch."""
+    """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
     module, _, attribute = DIALECTS[name].partition(":")
     found: type[Dialect] = getattr(importlib.import_module(module), attribute)
     return found

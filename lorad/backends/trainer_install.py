@@ -114,7 +114,7 @@ def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapp
 
 
 def older(backend: str, versions: Mapping[str, str]) -> list[str]:
-    """In words, what is older than the oldest that lorad was tried with."""
+    """List, as sentences, the packages that are older than the oldest that lorad was tried with."""
     tried = TRIED[backend]
     return [
         f"{name} is {versions[name]}; lorad was tried with {tried[name]} and newer"

@@ -24,7 +24,9 @@ _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
 
 
 def needs_base(spec: Spec) -> bool:
-    """Whether the pool's own process loads the model, whose architecture the builtin backend then has to know."""
+    """Return whether the pool's own process loads the model, whose architecture the builtin backend then has to
+    know.
+    """
     return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
 
 

@@ -103,7 +103,7 @@ def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
 
 
 def _allocator(root: Path, pid: int | str) -> str:
-    """Who answers malloc: a library that was loaded in front (LD_PRELOAD), else the C library."""
+    """Return which library answers malloc: one that was loaded in front (LD_PRELOAD), else the C library."""
     if found := FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
         return found[1]
     try:

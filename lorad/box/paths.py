@@ -94,7 +94,7 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
 
 
 def is_own_group(gid: int) -> bool:
-    """Whether it is the group of this user alone, as many systems make one for each user."""
+    """Return whether it is the group of this user alone, as many systems make one for each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -139,8 +139,10 @@ class AttemptDir:
 
     @property
     def work(self) -> Path:
-        """Where the process itself writes. Where it belongs to another user than the daemon it has one of its own:
-        nothing beside it is theirs."""
+        """Return the directory that the process itself writes to.
+
+        A process of another user than the daemon has one of its own: it owns nothing beside it.
+        """
         theirs = self.root / "work"
         return theirs if theirs.is_dir() else self.root
 

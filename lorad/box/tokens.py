@@ -23,7 +23,7 @@ Stamp = tuple[int, ...] | None
 
 
 def tokens_trouble(settings: GatewaySettings) -> str:
-    """Why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served there."""
+    """Return why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served there."""
     if settings.tokens is None:
         return ""
     try:

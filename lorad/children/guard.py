@@ -114,7 +114,7 @@ def reap(child: int) -> int | None:
 
 
 def end_the_rest() -> None:
-    """Until there is no child: then there is no descendant."""
+    """Wait until there is no child, killing those that linger; then there is no descendant either."""
     lingered = time.monotonic() + LINGER_SECONDS
     while (now := time.monotonic()) < lingered + KILL_SECONDS:
         try:

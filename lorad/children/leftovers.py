@@ -50,7 +50,7 @@ def clean_leftovers(directory: Path) -> bool:
 
 
 def places(directory: Path) -> list[Path]:
-    """Where a pool puts what belongs to one life of it."""
+    """List where a pool puts what belongs to one life of it."""
     return [
         private_directory(directory),
         private_directory(directory / "trainer"),

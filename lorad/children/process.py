@@ -95,7 +95,7 @@ class Child:
                     await self.ended()
 
     def logged(self) -> int:
-        """How long the log is."""
+        """Return the length of the log in bytes; 0 without one."""
         try:
             return self.log.stat().st_size
         except OSError:

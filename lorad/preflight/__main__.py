@@ -72,7 +72,7 @@ def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
 
 
 def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
-    """What the spec names and is not there, whatever else is wrong."""
+    """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
@@ -202,7 +202,7 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
 
 
 def check_reference(directory: Path, shapes: Shapes) -> int:
-    """How many parameters the adapter has that KL is measured against. Raises SpecError unless it fits the base."""
+    """Count the parameters of the adapter that KL is measured against. Raises SpecError unless it fits the base."""
     try:
         found = read_peft(directory)
         validate(found, shapes)
@@ -245,7 +245,7 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
 def warnings(
     spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
 ) -> list[str]:
-    """What is allowed and probably not meant."""
+    """List settings that are allowed and probably not meant."""
     found = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
         and spec.lora.adapter_path is None,

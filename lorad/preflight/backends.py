@@ -51,7 +51,7 @@ def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: 
 
 
 def check_other_keys(spec: Spec) -> None:
-    """Nothing is there for servers where the engine is none."""
+    """Refuse keys that are for servers where the engine is none. Raises SpecError."""
     rollout, backend = spec.rollout, spec.rollout.backend
     default = type(rollout)()
     for key in KEYS_OF_SERVERS:

@@ -170,12 +170,13 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
 
 
 def shares(spec: Spec) -> bool:
-    """Whether linears share an A."""
+    """Return whether linears share an A."""
     return spec.trainer.backend == "megatron" and spec.lora.type == "lora"
 
 
 def check_devices(spec: Spec, device: str, count: int) -> None:
-    """Whether the machine has what the backends need; on the CPU ranks are processes that share it. Raises SpecError.
+    """Check that the machine has what the backends need; on the CPU ranks are processes that share it. Raises
+    SpecError.
 
     count: GPUs of the machine.
     """
@@ -201,9 +202,9 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
 
 
 def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
-    """What `trainer.backend` needs is installed beside its interpreter. Returns warnings; raises SpecError.
+    """Check that `trainer.backend`'s packages are installed beside its interpreter. Returns warnings; raises SpecError.
 
-    Nothing is looked at for a trainer in the pool's own process.
+    Nothing is checked for a trainer in the pool's own process.
     """
     name = spec.trainer.backend
     if name not in RANKED:

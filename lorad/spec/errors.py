@@ -70,7 +70,7 @@ def _section(kind: Any) -> type[Struct] | None:
 
 
 def advice(spec: type[Struct], key: str) -> str:
-    """What a dotted key may be."""
+    """Describe what a dotted key may be."""
     found = field_at(spec, key)
     if found is None:
         return "See `lorad init` for a spec."

@@ -395,7 +395,7 @@ class Spec(Part, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """How many the run takes where there are any: trainer and engine share them."""
+        """Return how many GPUs the run takes where there are any: trainer and engine share them."""
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
 
 

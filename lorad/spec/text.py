@@ -47,7 +47,7 @@ def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
 
 
 def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
-    """What a text says, before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
+    """Read a text before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
     return deepcopy(_read(text, source)[0])
 
 

@@ -113,7 +113,7 @@ def lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:
 
 
 def _not_yaml(error: yaml.YAMLError, source: str) -> SpecError:
-    """In words that quote nothing of the text: it may hold a secret."""
+    """Make the error for a text that is no YAML, without quoting the text: it may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     where = f"{source}:{mark.line + 1}" if mark else source
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
