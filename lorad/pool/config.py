@@ -14,7 +14,7 @@ FILE = "pool.json"
 
 
 def read(directory: Path) -> PoolSetup:
-    """The configuration of a pool. Raises SpecError when it is missing or not usable."""
+    """Return the configuration of a pool. Raises SpecError when it is missing or not usable."""
     path = directory / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=PoolSetup)

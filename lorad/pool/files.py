@@ -37,7 +37,7 @@ class VersionFiles:
         self._pending.setdefault(run, []).append(future)
 
     def check(self, run: str) -> None:
-        """Raises what went wrong with the files of an earlier version of `run`; does not wait."""
+        """Raise what went wrong with the files of an earlier version of `run`; does not wait."""
         waiting = self._pending.get(run, [])
         for future in [future for future in waiting if future.done()]:
             if (error := future.exception()) is not None:

@@ -116,7 +116,7 @@ async def what_is_lost(pool: Pool) -> str:
 
 @asynccontextmanager
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
-    """The pool of a configuration, without its socket; closed at the end, with all files written."""
+    """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()
     try:
         digest = asyncio.create_task(asyncio.to_thread(weights_sha256, Path(config.model_path)))

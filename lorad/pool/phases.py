@@ -71,7 +71,7 @@ class Phases:
 
     @property
     def is_base_away(self) -> bool:
-        """The trainer's base is in host memory."""
+        """Return whether the trainer's base is in host memory."""
         return self._is_away
 
     def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

@@ -68,7 +68,7 @@ class Tenant:
 
     @property
     def reference(self) -> str:
-        """The frozen slot of its reference. Raises Conflict where it was opened without one."""
+        """Return the frozen slot of its reference. Raises Conflict where it was opened without one."""
         if self.spec.reference is None:
             raise Conflict(f"{self.run} was opened without a reference", hint="`open` names one.")
         return reference_slot(self.run)
@@ -89,7 +89,7 @@ class Tenant:
         )
 
     def advance(self, number: int, entry: Entry, change: np.ndarray, files: Files) -> list[Entry]:
-        """The entry is current now; returns those that the run lets go."""
+        """Make the entry the current one; returns those that the run lets go."""
         self.number, self.change, self.files = number, change, files
         self.versions.append(entry)
         kept = max(LEAST_KEPT, self.spec.kept)

@@ -128,7 +128,7 @@ class Attester:
         return outcome
 
     async def amplified(self, name: str, source: AdapterSource, prediction: Prediction) -> Amplified:
-        """The amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
+        """Return the amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
         assert source.adapter is not None
         copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
         async with self._temporaries.loaded(name, "amplified", copy) as temporary:
@@ -163,7 +163,7 @@ class Attester:
         self._references.pop(name, None)
 
     async def check(self, score: Scorer) -> None:
-        """Raises AttestationFailed unless `score` says of the base and of every version what the engine said before."""
+        """Raise AttestationFailed unless `score` says of the base and of every version what the engine said before."""
         is_same = True
         for canaries in [sets.few for sets in self._canaries.values()]:
             base = (await score(BASE, canaries.batch)).astype(np.float64)

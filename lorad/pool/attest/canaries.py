@@ -90,7 +90,7 @@ def fewest(logprobs: np.ndarray, batch: Batch) -> int:
 
 
 def some_of(batch: Batch, count: int) -> Batch:
-    """The first `count` canaries; the batch itself when these are all."""
+    """Return the first `count` canaries; the batch itself when these are all."""
     if count == batch.completion_lengths.size:
         return batch
     prompts = np.split(batch.prompts, np.cumsum(batch.prompt_lengths))[:count]

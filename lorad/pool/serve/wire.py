@@ -20,7 +20,7 @@ class Wire:
         self._frames: set[asyncio.Task[None]] = set()
 
     async def receive(self) -> Call:
-        """The next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
+        """Return the next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
         prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
         return frames.decode(prefix, await self._exactly(prefix.body), Call)
 

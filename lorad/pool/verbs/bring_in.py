@@ -35,7 +35,7 @@ class Live(NamedTuple):
 async def bring(
     pool: Pool, version: str, source: AdapterSource, claim: Claim, predict: Predict, *, run: str = ""
 ) -> Live:
-    """Loaded, and not failed: its verdict is in the entry. Nobody finds it before it is put into `pool.loaded`.
+    """Load and attest a version; the verdict is in its entry. Nobody finds it before it is put into `pool.loaded`.
 
     Raises AttestationFailed; then, and whatever else is raised, nothing of it is left.
     """
@@ -52,7 +52,7 @@ async def bring(
 
 
 async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predict) -> Attestation:
-    """The verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
+    """Return the verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
 
     async def looked_at() -> Live:
         async with pool.phases.serving(), pool.engine.settled():
