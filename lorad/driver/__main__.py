@@ -100,7 +100,7 @@ def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
 def open_session(
     params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
 ) -> Session | None:
-    """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
+    """Open and check everything that a loop needs, waiting for the pool last; None when a stop came first."""
     HEART.work("begin")
     spec, cwd = load_spec(run_dir, params), Path(params.cwd)
     directory = resolve(spec.model.path, any_architecture=not needs_base(spec))

@@ -46,14 +46,14 @@ class Ahead:
             self._futures[ahead] = self._thread.submit(self._make, wanted)
 
     def take(self, step: int) -> Rollout:
-        """The one for the step after `step`; waits for it. Raises what its making raised."""
+        """Wait for the rollout for the step after `step`, and return it. Raises what sampling raised."""
         with HEART.waits():
             rollout = self._futures[step].result()
         del self._plans[step], self._futures[step]
         return rollout
 
     def put_back(self, rollout: Rollout) -> None:
-        """The one that was taken last, which is not trained on now."""
+        """Put back the rollout that was taken last, which is not trained on now."""
         future = Future[Rollout]()
         future.set_result(rollout)
         self._plans = {rollout.plan.step: rollout.plan, **self._plans}

@@ -145,7 +145,7 @@ def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
 
 
 def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
-    """Raises Conflict where the reference is a version of a run on other weights."""
+    """Raise Conflict where the reference is a version of a run on other weights."""
     if reference is not None and is_same_base(reference.bases, info, sizes) is False:
         raise Conflict(
             f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was trained on",
@@ -175,7 +175,7 @@ def sizes_of(trainer: Trainer) -> dict[str, int]:
 
 
 def newest_version(session: Session, records: list[Record]) -> int:
-    """The highest version number ever used, journaled or only on disk: numbers never rewind."""
+    """Return the highest version number ever used, journaled or only on disk: numbers never rewind."""
     journaled = [r.data["version"] for r in records if r.kind == "version"]
     directory = session.run_dir.versions
     on_disk = [int(p.name) for p in directory.iterdir() if p.name.isdigit()] if directory.exists() else []

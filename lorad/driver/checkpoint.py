@@ -25,7 +25,7 @@ class Restored(Struct, frozen=True):
 
 
 def is_due(session: Session) -> bool:
-    """Every `every` steps and after the last one."""
+    """Return whether a checkpoint is due: every `every` steps and after the last one."""
     step = session.state.step
     return step > 0 and (step % session.spec.checkpoint.every == 0 or not session.steps_left)
 
@@ -59,7 +59,8 @@ def checkpoint(session: Session) -> None:
 
 
 def find(session: Session, facts: list[Record]) -> Restored | None:
-    """The checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when there is none.
+    """Return the checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when there is
+    none.
 
     `facts` is the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the one before.
     """

@@ -20,7 +20,7 @@ from lorad.protocol.journal import EndFact
 
 
 def drive(session: Session) -> EndFact:
-    """The whole attempt: why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
+    """Run the whole attempt; returns why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
     info = begin(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:

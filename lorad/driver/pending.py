@@ -71,7 +71,7 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
 
 
 def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
-    """The versions with the weights of a step: those of the last step until then that published any."""
+    """Return the versions with the weights of a step: those of the last step until then that published any."""
     newest = max((made for made, _ in attested if made <= step), default=None)
     return {version for made, version in attested if made == newest}
 

@@ -109,7 +109,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
-    """The function, called with a sample, and the keywords that it requires."""
+    """Return the function, called with a sample, and the keywords that it requires."""
     if setup.name:
         return builtin(setup.name, setup.pattern), []
     function = import_function(Path(setup.file), setup.source, setup.function)

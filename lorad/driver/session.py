@@ -78,7 +78,7 @@ class Session:
         return self.state.step < self.params.steps
 
     def name_of(self, version: int) -> str:
-        """The engine-side name of one of the run's versions."""
+        """Return the engine-side name of one of the run's versions."""
         return f"{self.params.run}@{version}"
 
     @contextmanager

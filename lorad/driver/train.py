@@ -90,7 +90,7 @@ def untrained(session: Session) -> Trained:
 
 
 def lr(session: Session) -> float:
-    """The learning rate of the step that is being made (the first step is number 0 to the schedule)."""
+    """Return the learning rate of the step that is being made (the first step is number 0 to the schedule)."""
     trainer = session.spec.trainer
     return learning_rate(
         session.state.step,
