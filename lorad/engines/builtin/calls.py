@@ -72,7 +72,7 @@ class Sample(Struct, eq=False):
         return self.finish is None
 
     def chunk(self) -> Chunk | None:
-        """The tokens not handed out yet, or None when there is nothing to say."""
+        """Return the tokens not handed out yet, or None when there is nothing to say."""
         if self.closed or (self.finish is None and self.sent == len(self.tokens)):
             return None
         start, self.sent, self.closed = self.sent, len(self.tokens), self.finish is not None

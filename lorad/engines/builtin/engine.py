@@ -148,7 +148,7 @@ class BuiltinEngine(Engine):
         return 0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)
 
     async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
-        """The model's tokenizer, read when stop strings first need it."""
+        """Return the model's tokenizer, read when stop strings first need it."""
         if sampling.stop and self._decoder is None:
             path = self._directory / "tokenizer.json"
             if not path.is_file():

@@ -46,7 +46,7 @@ def stepper(models: Merger) -> Stepper:
 
 
 def distinct(loras: Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """The adapters in order of their first row, and the index of each row's."""
+    """Return the adapters in order of their first row, and the index of each row's."""
     numbers: dict[FrozenLora | None, int] = {}
     owner = np.array([numbers.setdefault(lora, len(numbers)) for lora in loras], np.int64)
     return list(numbers), owner

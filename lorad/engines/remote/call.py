@@ -126,7 +126,7 @@ class Call:
             self._queue.put_nowait(lost)
 
     async def _sample(self, pick: Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
-        """The pieces of one sample. One that broke before anything of it was passed on begins again elsewhere."""
+        """Yield the pieces of one sample. One that broke before anything of it was passed on begins again elsewhere."""
         prompt = self.prompts[place]
         error: LoradError = PoolLost("no server took it")
         for again in range(TRIES):
@@ -196,6 +196,6 @@ class Call:
 
 
 def check(piece: Piece, server: Server) -> None:
-    """Raises NotFinite."""
+    """Raise NotFinite unless every token of the piece has a finite log-probability."""
     if len(piece.tokens) != len(piece.logprobs) or not all(map(math.isfinite, piece.logprobs)):
         raise NotFinite(f"{server} answered without a finite log-probability for every token")

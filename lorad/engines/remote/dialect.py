@@ -97,7 +97,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
-        """The argv that serves on the Unix socket `socket` and nowhere else. No secret is in it."""
+        """Return the argv that serves on the Unix socket `socket` and nowhere else. No secret is in it."""
 
     @abstractmethod
     def environment(self, settings: ServerSettings) -> dict[str, str]:

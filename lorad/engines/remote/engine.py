@@ -237,7 +237,7 @@ class RemoteEngine(Engine):
             await self._holdings.fill(server, then=lambda: server.become("up"))
 
     async def _verify(self, server: Server) -> None:
-        """Raises what the pool's check raises."""
+        """Raise what the pool's check raises."""
         if self._check is None:
             return
 

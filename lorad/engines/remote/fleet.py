@@ -140,7 +140,7 @@ class Fleet:
         self._changed()
 
     async def pick(self, prompt: np.ndarray) -> Server:
-        """The server for a sample of `prompt`."""
+        """Return the server for a sample of `prompt`."""
         serving = {server.index: server for server in await self.some()}
         return serving[routing.pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
 

@@ -90,20 +90,20 @@ class Http:
         await self._session.close()
 
     async def get(self, path: str, *, timeout: float | None = None, admin: bool = False) -> Any:
-        """The JSON (else the text) of a 2xx reply."""
+        """Return the JSON (else the text) of a 2xx reply."""
         return await self._ask("GET", path, None, timeout, admin)
 
     async def post(self, path: str, body: Any = None, *, timeout: float | None = None, admin: bool = False) -> Any:
-        """The JSON (else the text) of a 2xx reply."""
+        """Return the JSON (else the text) of a 2xx reply."""
         return await self._ask("POST", path, body, timeout, admin)
 
     async def status(self, path: str, *, timeout: float | None = None) -> int:
-        """The HTTP status of a GET, whatever it is."""
+        """Return the HTTP status of a GET, whatever it is."""
         async with self._sent("GET", path, None, timeout, False) as reply:
             return reply.status
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """The JSON of each server-sent event until `[DONE]` or the end of the stream."""
+        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream."""
         async with self._sent("POST", path, body, None, False) as reply:
             await _check(reply, path)
             async for line in reply.content:

@@ -60,7 +60,7 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
 
 
 def _crowd(setup: ServerSetup, devices: int) -> int:
-    """The most servers on one device."""
+    """Return the most servers on one device."""
     return -(-setup.servers // max(1, devices // setup.tp))
 
 
@@ -77,7 +77,7 @@ def addresses(setup: ServerSetup) -> list[Address]:
 
 
 def read_key(path: str, name: str) -> str:
-    """The one line of a file that nobody else may read. Raises SpecError."""
+    """Return the one line of a file that nobody else may read. Raises SpecError."""
     try:
         with open(path) as file:
             mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()

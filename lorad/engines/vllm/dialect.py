@@ -232,7 +232,7 @@ async def _tell_to_abort(http: Http, requests: list[str]) -> bool:
 
 
 async def _info(http: Http) -> dict[str, Any]:
-    """The server's configuration; empty without VLLM_SERVER_DEV_MODE."""
+    """Return the server's configuration; empty without VLLM_SERVER_DEV_MODE."""
     with contextlib.suppress(ServerRefused):
         info = await http.get("/server_info?config_format=json", timeout=INFO_SECONDS)
         return dict(info["vllm_config"])

@@ -88,7 +88,9 @@ def not_finite() -> NotFinite:
 
 
 def refusal(error: ServerRefused, *private: object) -> ServerRefused:
-    """The same error in few words, without the other names that vLLM lists. private: what is cut out, as paths."""
+    """Return the same error in few words, without the other names that vLLM lists. private: what is cut out, as
+    paths.
+    """
     route = error.message.partition(" ")[0]
     found = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
     return refused(route, error.code, str(json.loads(found.group(1), strict=False)) if found else error.text, *private)
