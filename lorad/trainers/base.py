@@ -129,7 +129,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def slots(self) -> tuple[str, ...]:
-        """The names of the open slots."""
+        """Return the names of the open slots."""
 
     @abstractmethod
     async def base_checksum(self) -> str:
@@ -217,7 +217,7 @@ class Trainer(ABC):
 
 
 def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: TrainerCapabilities) -> None:
-    """Raises NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item.
+    """Raise NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item.
 
     Of a batch without samples the normaliser may be 0.
     """
@@ -237,13 +237,13 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
 
 
 def refuse_frozen(slot: str, spec: SlotSpec) -> None:
-    """Raises Conflict for a slot that is never trained."""
+    """Raise Conflict for a slot that is never trained."""
     if spec.frozen:
         raise Conflict(f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train.")
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
-    """Raises ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes, for token
+    """Raise ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes, for token
     ids outside of the vocabulary and for a temperature that is not positive.
     """
     batch.check()

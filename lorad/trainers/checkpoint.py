@@ -124,7 +124,7 @@ def _rng(path: Path) -> Arrays:
 
 
 def _read(path: Path, wanted: Wanted) -> Arrays:
-    """The arrays of one file, which must be exactly `wanted`."""
+    """Return the arrays of one file, which must be exactly `wanted`."""
     found = _arrays(path)
     _check(path, found, wanted)
     return found

@@ -39,7 +39,7 @@ def save(slot: Slot, directory: Path, base_model: str) -> list[str]:
 
 
 def load(slot: Slot, directory: Path) -> None:
-    """Raises IntegrityError, and changes nothing, for files that are not whole or not of an adapter like the slot's."""
+    """Load a checkpoint. Raises IntegrityError, and changes nothing, when it is damaged or of an unlike adapter."""
     saved = checkpoint.read(directory, slot.spec.adapter, slot.shapes)
     dropout = _dropout_state(slot, saved, directory)
 

@@ -63,7 +63,7 @@ class AdapterRoom:
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in called}
 
     def clear(self) -> None:
-        """No adapter is in the model."""
+        """Take the adapter out of the model."""
         self._adapted = []
         if self._holds:
             self._peft.delete_adapter(NAME)

@@ -85,7 +85,7 @@ class FsdpBody(Body):
         self._room.clear()
 
     def _keeps_apart(self) -> bool:
-        """The same on all ranks."""
+        """Return whether `keeps_apart` holds on every rank. Collective."""
         mine = keeps_apart(lambda ids, positions: self._logits(ids, positions, None), self.vocab, self.device)
         return self.dp.most(int(not mine), self.device) == 0
 

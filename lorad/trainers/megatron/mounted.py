@@ -71,7 +71,7 @@ def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
 
 
 def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
-    """The model is exactly what it was."""
+    """Take the adapters out, so that the model is exactly what it was."""
     for one in wrapped:
         parent, _, name = one.target.path.rpartition(".")
         setattr(model.get_submodule(parent), name, one.original)

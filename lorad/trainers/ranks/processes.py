@@ -80,7 +80,7 @@ class Processes:
         return "" if self.is_alive else self._lost(self._how or "was never started").message
 
     async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
-        """The result of a call. Calls are made one at a time, in turns of those whose they are.
+        """Return the result of a call. Calls are made one at a time, in turns of those whose they are.
 
         A caller that is cancelled while its call waits takes it back; one that is under way runs to its end, and `done`
         is called when it succeeded all the same. Raises what the trainer refused it with, or PoolLost.
@@ -147,7 +147,7 @@ class Processes:
         await self._child.stop(grace=0.0)  # they do not listen
 
     def _hang_up(self) -> None:
-        """Whoever waits for an answer hears of it."""
+        """Close the connection to the ranks, so that a call that waits for an answer fails."""
         if self._peer is not None:
             with contextlib.suppress(OSError):
                 self._peer.shutdown(socket.SHUT_RDWR)

@@ -118,7 +118,7 @@ class Pool:
             self._socket.connect(path)
 
     def hear(self) -> bytearray | None:
-        """The next call's frame; that of `End` when there is none."""
+        """Return the next call's frame; that of `End` when there is none."""
         if self._socket is None:
             return None
         try:

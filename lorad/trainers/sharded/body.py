@@ -98,7 +98,7 @@ class Body(ABC):
     @property
     @abstractmethod
     def max_tokens(self) -> int:
-        """The longest sequence."""
+        """Return the longest sequence."""
 
     @property
     @abstractmethod
@@ -118,7 +118,7 @@ class Body(ABC):
 
     @abstractmethod
     def unmount(self) -> None:
-        """No adapter modules are in the model."""
+        """Take the adapter modules out of the model."""
 
     @abstractmethod
     def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:

@@ -98,7 +98,7 @@ def plan(mine: Sequence[Sample], budget: int, vocab: int, device: str, *, packs:
 
 
 def pack(row: Sequence[Sample], device: torch.device) -> Rows:
-    """The arrays of one micro-batch; of none, a row that asks for nothing."""
+    """Return the arrays of one micro-batch; of none, a row that asks for nothing."""
     lengths = np.array([s.inputs for s in row] or [1], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.concatenate([s.tokens[:-1] for s in row]) if row else np.zeros(1, np.int32)

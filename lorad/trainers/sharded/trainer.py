@@ -158,7 +158,7 @@ class RankTrainer:
 
     @contextmanager
     def _amplified(self, slot: Slot, mounted: Mounted, times: float) -> Iterator[None]:
-        """The B of the slot that is in the model are so many times as large meanwhile, and exactly themselves again."""
+        """Scale the B of the mounted slot inside the block; afterwards they are exactly what they were."""
         if times == 1:
             yield
             return
@@ -235,7 +235,7 @@ class RankTrainer:
         return self._mounted
 
     def _put_in(self, slot: Slot) -> Mounted:
-        """The slot is in the model, on the device."""
+        """Put the slot into the model, on the device."""
         if self._present is slot and self._mounted is not None:
             return self._mounted
         mounted = self._mount(MountKey(slot.spec.adapter, slot.spec.lora_type))
@@ -245,7 +245,7 @@ class RankTrainer:
         return mounted
 
     def _put_away(self) -> None:
-        """No slot is in the model; what was lies in host memory."""
+        """Take the slot out of the model, into host memory."""
         if self._present is not None and self._mounted is not None and self._present.device != HOST:
             for parameter in self._mounted.parameters:
                 parameter.grad = None

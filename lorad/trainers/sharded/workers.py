@@ -73,13 +73,13 @@ class DataParallel:
     group: dist.ProcessGroup | None = None
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Return the sum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def most(self, number: int, device: torch.device) -> int:
-        """The greatest of the ranks' numbers."""
+        """Return the greatest of the ranks' numbers."""
         if self.size == 1:
             return number
         found = torch.tensor([number], device=device)
