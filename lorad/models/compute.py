@@ -67,17 +67,17 @@ class Compute:
         self._clock = clock
 
     async def run(self, quantum: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `quantum`, which runs to its end even when the caller is cancelled."""
+        """Return the result of `quantum`, which runs to its end even when the caller is cancelled."""
         result: T = await self._asked(Quantum(WORK.get(), partial(quantum, *args, **kwargs), repeats=False))
         return result
 
     async def until(self, quantum: Callable[[], T | None]) -> T:
-        """The first result of `quantum` that is not None; it runs again and again, whenever it is its turn."""
+        """Return the first result of `quantum` that is not None; it runs again and again, whenever it is its turn."""
         result: T = await self._asked(Quantum(WORK.get(), quantum, repeats=True))
         return result
 
     async def each(self, quanta: Iterable[Callable[[], T]]) -> list[T]:
-        """The results of all of them, in their order."""
+        """Return the results of all of them, in their order."""
         left, found = iter(quanta), list[T]()
         following = next(left, None)
         if following is None:

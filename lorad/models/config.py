@@ -119,7 +119,7 @@ def _architecture(data: Mapping[str, Any], where: str) -> str:
 
 
 def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:
-    """The sizes of attention, which must fit each other."""
+    """Return the sizes of attention, which must fit each other."""
     hidden, heads = (_integer(data, key, where) for key in ("hidden_size", "num_attention_heads"))
     found = {"num_key_value_heads": heads, "head_dim": hidden // heads}
     for key in found:

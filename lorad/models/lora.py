@@ -24,7 +24,7 @@ class LoraApply(Protocol):
     """What the forward asks of an adapter."""
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
-        """The group's output with the adapter: y + delta(x); y itself when the adapter has nothing there.
+        """Return the group's output with the adapter: y + delta(x); y itself when the adapter has nothing there.
 
         x: [tokens, in], y: [tokens, out] (fresh, contiguous: may be written to under no_grad).
         group: a key of `GROUPS`, or "lm_head" with layer = number of layers.

@@ -25,7 +25,7 @@ class Rope(NamedTuple):
         return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
 
     def rotate_back(self, y: Tensor) -> Tensor:
-        """The transpose of `rotate`: the gradient of its argument."""
+        """Return the transpose of `rotate`: the gradient of its argument."""
         return (y * self.cos).add_(torch.roll(y * self.sin, y.shape[-1] // 2, -1))
 
 

@@ -64,7 +64,7 @@ def _whole_model(rope: Any, where: str) -> Mapping[str, Any]:
 
 
 def _scaling(rope_type: str, rope: Mapping[str, Any], original: int | None, max_positions: int) -> dict[str, Any]:
-    """The fields that a type needs, unchecked; None where one is missing."""
+    """Return the fields that a type needs, unchecked; None where one is missing."""
     if rope_type in ("default", "dynamic"):
         return {}
     if rope_type == "linear":

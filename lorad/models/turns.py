@@ -65,7 +65,7 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Tell whose it is that they waited so long for their turn."""
+        """Report to its callers that they waited so long for their turn."""
 
 
 class Caller(Work):
@@ -231,7 +231,7 @@ class TurnLock:
         work.wait(self._clock() - asked)
 
     def release(self) -> None:
-        """Raises RuntimeError when nobody holds it."""
+        """Release the lock to who is next. Raises RuntimeError when nobody holds it."""
         if self._holder is None:
             raise RuntimeError("nobody holds the lock")
         self._turns.charge(self._holder, self._clock() - self._since)
