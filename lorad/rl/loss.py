@@ -54,7 +54,8 @@ class TokenLosses(NamedTuple):
 
 
 def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> TokenLosses:
-    """The loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other log-probabilities.
+    """Return the loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other
+    log-probabilities.
 
     Raises ValueError when `loss.kl_coef` is not 0 and there are no reference log-probabilities.
     """
@@ -145,13 +146,13 @@ class _TokenLogprobs(Function):
 
 
 def level_weights(lengths: Tensor, level: Literal["token", "sequence"]) -> Tensor:
-    """The weight of each token, [sum of lengths] fp32; lengths: int64 [S], of whole samples."""
+    """Return the weight of each token, [sum of lengths] fp32; lengths: int64 [S], of whole samples."""
     weights = torch.ones_like(lengths, dtype=torch.float32) if level == "token" else 1 / lengths.float()
     return weights.repeat_interleave(lengths)
 
 
 def loss_stats(losses: TokenLosses, entropy: Tensor, normaliser: float) -> LossStats:
-    """The sums that a trainer reports; see `LossStats`."""
+    """Return the sums that a trainer reports; see `LossStats`."""
     difference = losses.sampler_difference
     sums = [losses.loss.detach() / normaliser, entropy, losses.kl, losses.clipped, losses.ratio, difference]
     values = torch.stack([*(s.sum() for s in sums), difference.max()]).tolist()

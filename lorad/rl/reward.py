@@ -36,7 +36,9 @@ _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 def builtin(name: str, pattern: str | None = None) -> Reward:
-    """The builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does not compile."""
+    """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does not
+    compile.
+    """
     if name == "regex":
         return _regex(pattern)
     if name not in BUILTIN:
@@ -63,7 +65,7 @@ def gsm8k(sample: RewardInput) -> float:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number right behind the last `####`, if there is one."""
+    """Return the number right behind the last `####`, if there is one."""
     _, mark, rest = text.rpartition(MARK)
     return _number(rest) if mark else None
 

@@ -53,7 +53,7 @@ def split_of(prompt: str) -> Split:
 
 
 def problem(task: str, split: Split, seed: int, index: int) -> Problem:
-    """The problem at `index` of an endless sequence; equal arguments give equal problems, on any machine.
+    """Return the problem at `index` of an endless sequence; equal arguments give equal problems, on any machine.
 
     Every problem has its own random stream, so any index costs the same and none depends on another. No prompt is
     in two splits; within one split prompts may repeat.

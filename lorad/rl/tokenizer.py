@@ -129,7 +129,7 @@ class Tokenizer:
         return () if number is None else (number,)
 
     def _text(self, key: str) -> str | None:
-        """The text of a special token: a string, or an object with `content` in older files."""
+        """Return the text of a special token: a string, or an object with `content` in older files."""
         return _content(self._settings.get(key))
 
 
