@@ -71,7 +71,7 @@ class Adapter(Struct, frozen=True, dict=True):
         return {"_sha256", "_finite"} <= self.__dict__.keys()
 
     def amplified(self, times: float) -> Adapter:
-        """The same tensors with an alpha so many times as large; what is known of them stays known."""
+        """Return the same tensors with an alpha so many times as large; what is known of them stays known."""
         made = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
         made.__dict__.update(self.__dict__)
         return made

@@ -24,7 +24,7 @@ SERVERS = frozenset(DIALECTS)  # backends whose engine is a server in a process 
 
 
 def engine_class(name: str, override: str | None = None) -> type[Engine]:
-    """The class behind a backend name, or behind `override` ("module:Class").
+    """Return the class behind a backend name, or behind `override` ("module:Class").
 
     Raises SpecError for a name that is not known and for a class that can not be imported or is no Engine.
     """

@@ -85,7 +85,9 @@ def mending_hint(backend: str) -> str:
 
 
 def interpreter_of(backend: str, named: Path | None) -> Path:
-    """The one that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one that is not named."""
+    """Return the interpreter that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one that
+    is not named.
+    """
     if named is not None:
         return named
     if backend == "megatron":

@@ -68,13 +68,15 @@ def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
 
 
 def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
-    """The linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
+    """Return the linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
     shapes = targets_of(spec.trainer.backend, facts.linears)
     return match_modules(shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts))
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """The linears that Megatron makes one of, for each of these that has any of `modules`: all, asked for or not."""
+    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked for or
+    not.
+    """
     seen: set[str] = set()
     for module in modules:
         parent, _, last = module.rpartition(".")

@@ -40,7 +40,7 @@ class Machine:
 
 
 def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
-    """The machine as process `pid` has it. `root`: where `proc` and `sys` are."""
+    """Return the machine as process `pid` has it. `root`: where `proc` and `sys` are."""
     affinity = _affinity(root, pid)
     groups = list(_groups(root, pid))
     limits = [int(text) for text in _settings(groups, "memory", "memory.max", "memory.limit_in_bytes") if text != "max"]

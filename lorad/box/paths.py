@@ -21,7 +21,7 @@ INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
 
 
 def checkout() -> Path | None:
-    """The source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
+    """Return the source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
     return INSTALLED if (INSTALLED / ".ci" / "setup-engines").is_file() else None
 
 
@@ -77,7 +77,7 @@ def _runtime_directory() -> Path:
 
 
 def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
-    """Raises NotAllowed for a directory that other users may write to: they could put their own files in place of
+    """Raise NotAllowed for a directory that other users may write to: they could put their own files in place of
     lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there already."""
     there = directory.stat()
     wrong = ""
@@ -168,7 +168,7 @@ class RunDir:
 
     @property
     def spec(self) -> Path:
-        """The resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
+        """Return the resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
         return self.root / "spec.json"
 
     @property
@@ -194,7 +194,7 @@ class RunDir:
 
     @property
     def reference(self) -> Path:
-        """The adapter that its KL penalty is measured against, where that is not the base."""
+        """Return the adapter that its KL penalty is measured against, where that is not the base."""
         return self.root / "reference"
 
     def version(self, number: int) -> Path:
@@ -220,7 +220,7 @@ class Home:
 
     @property
     def shared_by(self) -> int | None:
-        """The user whose daemon serves this one from a home of theirs; None where the home is one's own."""
+        """Return the user whose daemon serves this one from a home of theirs; None where the home is one's own."""
         try:
             owner = self.root.stat().st_uid
         except OSError:
@@ -245,7 +245,7 @@ class Home:
 
     @property
     def journal(self) -> Path:
-        """The daemon's own facts: runs created and removed, moves."""
+        """Return the daemon's own facts: runs created and removed, moves."""
         return self.root / "journal.jsonl"
 
     @property
@@ -261,7 +261,7 @@ class Home:
 
     @property
     def gateway(self) -> Path:
-        """The gateway's directory: its attempts, and `table.json`, what it serves under which name."""
+        """Return the gateway's directory: its attempts, and `table.json`, what it serves under which name."""
         return self.root / "gateway"
 
     @property

@@ -143,7 +143,7 @@ def choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> 
 
 
 def choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Why]:
-    """The variables to add; none where the user has set a threshold."""
+    """Return the variables to add; none where the user has set a threshold."""
     found = re.fullmatch(r"glibc (\d+)\.(\d+).*", machine.allocator)
     if not found:
         return {}, Why("automatic", f"malloc is {machine.allocator}: MALLOC_* has no effect on it")
@@ -163,7 +163,9 @@ def choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int
 
 
 def _number(value: int | str) -> int | None:
-    """The threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the outer counts."""
+    """Return the threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the outer
+    counts.
+    """
     if isinstance(value, int):
         return value
     first = value.partition(",")[0].strip()

@@ -65,7 +65,7 @@ def listen() -> int:
 
 
 def start(argv: list[str], pool: int) -> int:
-    """The child's pid. It leads a process group, so that what it sends to its own group spares the guard."""
+    """Return the child's pid. It leads a process group, so that what it sends to its own group spares the guard."""
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     child = os.fork()
@@ -89,7 +89,7 @@ def start(argv: list[str], pool: int) -> int:
 
 
 def watch(child: int, pool: int, heard: int) -> int:
-    """The child's wait status."""
+    """Return the child's wait status."""
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
@@ -106,7 +106,7 @@ def watch(child: int, pool: int, heard: int) -> int:
 
 
 def reap(child: int) -> int | None:
-    """The child's wait status once it ended. Its orphans leave the process table on the way."""
+    """Return the child's wait status once it ended. Its orphans leave the process table on the way."""
     while (ended := os.waitpid(-1, os.WNOHANG))[0]:
         if ended[0] == child:
             return ended[1]

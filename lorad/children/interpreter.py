@@ -26,7 +26,7 @@ class NoInterpreter(Exception):
 
 
 def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
-    """The version of each distribution that is there beside the interpreter. Raises NoInterpreter."""
+    """Return the version of each distribution that is there beside the interpreter. Raises NoInterpreter."""
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise NoInterpreter("it is no program")
     try:

@@ -102,7 +102,9 @@ class Child:
             return 0
 
     def tail(self, lines: int = 15, since: int = 0) -> str:
-        """The last non-empty lines that this life logged; "" when there are none. since: of `logged`, to begin at."""
+        """Return the last non-empty lines that this life logged; "" when there are none. since: of `logged`, to
+        begin at.
+        """
         try:
             with self.log.open("rb") as file:
                 size, begin = file.seek(0, os.SEEK_END), max(self._began, since)

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 15.0
 def check_server(
     spec: Spec, config: Config, facts: BaseFacts, model: Path, cwd: Path, *, device: str, stop_token_ids: Sequence[int]
 ) -> list[str]:
-    """The server that `rollout.backend` means is there and can do what the run asks for. Returns warnings.
+    """Check that `rollout.backend`'s server is installed and can do what the run asks for. Returns warnings.
 
     Raises SpecError.
     """

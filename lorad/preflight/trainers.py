@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 def check_trainer_keys(spec: Spec) -> None:
-    """Raises SpecError for axes and settings that the trainer does not have, and for a mode that it cannot keep."""
+    """Raise SpecError for axes and settings that the trainer does not have, and for a mode that it cannot keep."""
     trainer, backend = spec.trainer, spec.trainer.backend
     if trainer.cp > 1:
         raise SpecError(
@@ -215,7 +215,8 @@ def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
 
 
 def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """All that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming what does not.
+    """Check that all that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming
+    what does not.
 
     shapes: what the trainer can adapt. `all-linear` means no experts.
     """

@@ -189,7 +189,7 @@ class RewardSpec(Part, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """The limit of `memory`; 0 where none is given. Raises ValueError."""
+        """Return the limit of `memory`; 0 where none is given. Raises ValueError."""
         return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
 
 
@@ -408,7 +408,7 @@ def bytes_of(text: str) -> int:
 
 
 def convert(data: Any) -> Spec:
-    """The spec of a plain mapping.
+    """Return the spec of a plain mapping.
 
     Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in `others`; an
     unknown key comes with the nearest known one.
@@ -456,5 +456,5 @@ def fitted(spec: Spec, positions: int) -> Spec:
 
 
 def to_json(spec: Spec) -> bytes:
-    """The resolved spec, canonical: equal specs give equal bytes."""
+    """Return the resolved spec, canonical: equal specs give equal bytes."""
     return msgspec.json.encode(spec)
