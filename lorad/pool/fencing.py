@@ -66,7 +66,7 @@ class Fence:
 
     @contextmanager
     def stream(self, call: Call, request: str) -> Iterator[Callable[[], None]]:
-        """Around a stream of the run; gives a check that raises Fenced once a newer attempt began."""
+        """Enter a stream of the run; provides a check that raises Fenced once a newer attempt began."""
         self._admit(call)
         self._streams[request] = call.attempt
         try:

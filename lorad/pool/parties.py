@@ -44,7 +44,7 @@ class Parties:
 
     @contextmanager
     def on_slot(self, run: str) -> Iterator[None]:
-        """Around a call's work on the slot of its run: what it waits is counted until `take`."""
+        """Count the time that a call's work on the slot of its run waits inside the block, until `take`."""
         before = caller().waited
         try:
             yield
@@ -52,5 +52,5 @@ class Parties:
             self._on_slot[run] = self._on_slot.get(run, 0.0) + caller().waited - before
 
     def take(self, run: str) -> float:
-        """Seconds that its work on its slot waited since this was asked last."""
+        """Return the seconds that its work on its slot waited since this was asked last."""
         return self._on_slot.pop(run, 0.0)

@@ -58,15 +58,17 @@ class Phases:
         self._trained, self._trained_at = "", 0.0
 
     def training(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Around what needs the device for the trainer. Raises Conflict, and what the engine raised when it slept."""
+        """Hold the device for the trainer inside the block. Raises Conflict, and what the engine raised when it
+        slept.
+        """
         return self._phase("training", run)
 
     def serving(self, run: str = "") -> AbstractAsyncContextManager[None]:
-        """Around what needs the engine awake. Raises Conflict, and what the engine raised when it woke."""
+        """Keep the engine awake inside the block. Raises Conflict, and what the engine raised when it woke."""
         return self._phase("serving", run)
 
     def with_base(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Around what computes with the trainer's base and is no training: it waits only where the base may be away."""
+        """Keep the trainer's base in place for work other than training; waits only where the base may be away."""
         return self.training(run) if self._lodger is not None else nullcontext()
 
     @property
@@ -138,7 +140,7 @@ class Phases:
         return is_now and (kind == "training" or not self._waiting["training"])
 
     def _give_up(self, kind: Kind, waiter: Waiter) -> None:
-        """Its caller was cancelled, perhaps in the moment in which its turn came."""
+        """Withdraw a waiter whose caller was cancelled, perhaps in the moment in which its turn came."""
         if waiter in self._waiting[kind]:
             self._waiting[kind].remove(waiter)
             self._advance()

@@ -37,7 +37,8 @@ def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
 
 
 def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
-    """Bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside the engine's.
+    """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside
+    the engine's.
 
     The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same.
     """
@@ -68,10 +69,10 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
 
 
 def beside_base(config: PoolSetup, facts: ModelFacts) -> int:
-    """Bytes of a GPU that the pool may use and its one base does not take."""
+    """Return the bytes of a GPU that the pool may use and its one base does not take."""
     return max(0, int(_total(config) * config.memory_fraction) - trainer_bytes(config, facts))
 
 
 def _total(config: PoolSetup) -> int:
-    """Bytes of the device."""
+    """Return the bytes of the device."""
     return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

@@ -151,7 +151,7 @@ class _Start:
 async def _side_by_side(
     training: Coroutine[Any, Any, Training], engine: Coroutine[Any, Any, Engine]
 ) -> tuple[Training, Engine]:
-    """Both, or neither: when one fails, the other is ended too."""
+    """Start both, or neither: when one fails, the other is ended too."""
     first, second = asyncio.create_task(training), asyncio.create_task(engine)
     try:
         await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)

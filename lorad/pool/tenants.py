@@ -18,7 +18,7 @@ LEAST_KEPT = 2  # versions of a run: the current one and the one before
 
 
 def reference_slot(run: str) -> str:
-    """No run has such a name."""
+    """Return the name of the slot of a run's reference, which no run can have."""
     return f"reference:{run}"
 
 

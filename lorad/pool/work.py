@@ -81,7 +81,7 @@ class Work:
 
     @contextmanager
     def measured(self, run: str, batch: Batch) -> Iterator[None]:
-        """Around a forward and backward pass of a run; what the call waits for its turn is not counted."""
+        """Count the seconds of a run's forward and backward pass, without the wait for its turn."""
         started, waited = time.perf_counter(), caller().waited
         yield
         done = self._done.setdefault(run, Done())
