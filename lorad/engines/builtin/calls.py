@@ -96,7 +96,7 @@ class Group:
     prompt: int  # so many of the tokens are the prompt
 
     def split(self, count: int) -> tuple[Group, Group]:
-        """Its first samples, and the others."""
+        """Split off the first samples; returns them and the others."""
         first, rest = self.samples[:count], self.samples[count:]
         return Group(self.tokens, first, self.call, self.prompt), Group(self.tokens, rest, self.call, self.prompt)
 

@@ -66,7 +66,9 @@ class Holdings:
         return held
 
     async def remove(self, name: str) -> None:
-        """Once nobody uses it. What has begun then ends, also when the caller is cancelled. Raises NotFound."""
+        """Remove a version once nothing uses it; once begun, this ends even when the caller is cancelled. Raises
+        NotFound.
+        """
         held = await self.versions.remove(name)
         await asyncio.shield(asyncio.create_task(self._removed(held)))
 

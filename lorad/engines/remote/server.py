@@ -156,7 +156,7 @@ class Server:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Around one request: while there are some, its silence is noticed."""
+        """Count one request inside the block: while there are some, the server's silence is noticed."""
         if not self.in_flight:
             self.heard = time.monotonic()
         self.in_flight += 1
@@ -168,7 +168,9 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Around one request; waits while too many are under way. Raises ServerGone when it does not serve."""
+        """Wait while too many requests are under way, then enter one. Raises ServerGone when the server does not
+        serve.
+        """
         with self.working():
             async with self._turns:
                 if self.state != "up":

@@ -54,7 +54,9 @@ def lacking(place: str) -> NoReturn:
 
 
 def seed_of(request: Any) -> int:
-    """Its own, else one that differs between requests and is the same on every rank of a tensor-parallel group."""
+    """Return the request's own seed, else one that differs between requests and is the same on every rank of a
+    tensor-parallel group.
+    """
     seed = request.sampling_params.sampling_seed
     if seed is not None:
         return int(seed)
@@ -89,7 +91,7 @@ def split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
 
 
 def use_private_directory(path: Path) -> str:
-    """Nobody else may open what this process and its children make from here on; temporary files go to the result."""
+    """Make files of this process and its children private from here on; returns where temporary files go."""
     os.umask(0o077)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "lorad" / "torchinductor"))

@@ -66,7 +66,7 @@ def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
 
 
 def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
-    """Their values. Raises NotFinite when one is missing, of another token, or no number."""
+    """Return the log-probabilities' values. Raises NotFinite when one is missing, of another token, or no number."""
     values = [value for value, token, _ in logprobs if value is not None and math.isfinite(value)]
     if [token for _, token, _ in logprobs] != tokens or len(values) != len(tokens):
         raise NotFinite("SGLang sampled without a finite log-probability for every token")

@@ -113,7 +113,7 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _cpu_cache(settings: ServerSettings) -> int:
-    """Bytes for keys and values."""
+    """Return the bytes for keys and values."""
     context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
     return max(CPU_CACHE_BYTES, CPU_CACHE_CONTEXTS * context)
 
