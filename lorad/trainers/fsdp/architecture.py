@@ -123,7 +123,7 @@ def _is_routed(name: str) -> bool:
 
 
 def _words(nested: object) -> list[str]:
-    """Every string among the values of nested mappings and lists."""
+    """Return every string among the values of nested mappings and lists."""
     if isinstance(nested, str):
         return [nested]
     inner = nested.values() if isinstance(nested, Mapping) else nested if isinstance(nested, Sequence) else ()

@@ -103,7 +103,7 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> lis
 
 
 def members(target: Target) -> list[str]:
-    """Every member of a fused module, asked for or not; of another module, one without a name."""
+    """Return every member of a fused module, asked for or not; of another module, one without a name."""
     suffix = target.path.split(".", 3)[-1]
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]
 

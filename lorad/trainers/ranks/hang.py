@@ -38,7 +38,7 @@ class Beats:
         self._progress: dict[int, int] = {}
 
     def look(self, now: float) -> dict[int, float]:
-        """Seconds since the heartbeat of each rank."""
+        """Return the seconds since the heartbeat of each rank."""
         for rank, path in self._files.items():
             try:
                 there = path.stat()

@@ -55,7 +55,7 @@ class Rows:
 
 
 def sequences(batch: Batch) -> list[Sample]:
-    """Every sample of the batch, in its order."""
+    """Return every sample of the batch, in its order."""
     found: list[Sample] = []
     place = 0
     if not batch.completion_lengths.size:

@@ -79,7 +79,9 @@ class RankTrainer:
         return hashlib.sha256(" ".join(self._calls.texts(self._body.checksum())).encode()).hexdigest()
 
     def memory(self) -> tuple[int, int] | None:
-        """Bytes on the devices of all ranks: now, and the most since it was asked last. None on a CPU. Collective."""
+        """Return the bytes on the devices of all ranks: now, and the most since it was asked last. None on a CPU.
+        Collective.
+        """
         if self._body.device.type != "cuda":
             return None
         mine = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
