@@ -38,7 +38,7 @@ def members(layer: int, group: str) -> tuple[str, ...]:
 
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:
-    """Every (layer, group) of a base at which `LoraApply.apply` can be asked for a delta."""
+    """Return every (layer, group) of a base at which `LoraApply.apply` can be asked for a delta."""
     inner = [(layer, group) for layer in range(len(base.layers)) for group in GROUPS]
     return inner if base.config.tie_word_embeddings else [*inner, (len(base.layers), "lm_head")]
 
@@ -70,7 +70,7 @@ class FrozenLora:
         return y.addmm_(F.linear(x, pair[0]), pair[1].t())
 
     def nbytes(self) -> int:
-        """Bytes that the copy holds."""
+        """Return the bytes that the copy holds."""
         return sum(t.numel() * t.element_size() for pair in self.pairs.values() for t in pair)
 
 
