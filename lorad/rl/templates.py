@@ -69,7 +69,7 @@ class Renderer:
         self._busy = threading.Lock()
 
     def render(self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None) -> list[str]:
-        """Each chat up to where the assistant begins to speak. Raises Refused for the first that has no text."""
+        """Return each chat up to where the assistant begins to speak. Raises Refused for the first that has no text."""
         texts: list[str] = []
         with self._busy:
             for start in range(0, len(chats), AT_ONCE):
