@@ -124,7 +124,7 @@ def _field(path: Path, name: str, default: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """Its text without the last newline; "" when it cannot be read."""
+    """Read a file's text without the last newline; "" when it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -131,7 +131,7 @@ def end_the_rest() -> None:
 
 
 def children() -> list[int]:
-    """Pids of this process's own children."""
+    """Return the pids of this process's own children."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if (stat := read_stat(pid)) and int(stat[1]) == os.getpid()]
 

@@ -24,7 +24,7 @@ RECORDS = ("trainer.json", "engine-[0-9]*.json")  # of children, see `Child`
 
 @contextlib.contextmanager
 def living(directory: Path) -> Iterator[None]:
-    """Around the life of the pool of a directory: nobody clears up meanwhile. Waits for who does."""
+    """Keep others from clearing up a pool's directory while the pool lives; waits for one that does."""
     with open(directory / LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield

@@ -58,7 +58,7 @@ def check_server(
 
 
 def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
-    """No flag that is lorad's, nor its beginning, which the servers take for the whole."""
+    """Refuse flags that lorad sets, and prefixes of them, which the servers take for the whole."""
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
     for given in setup.engine_args:
         flag = given.lstrip("-").replace("_", "-")

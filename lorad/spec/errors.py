@@ -44,7 +44,7 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
 
 
 def leaves(part: type[Struct], prefix: str = "") -> list[str]:
-    """All keys below a section that hold a value, dotted."""
+    """Return all keys below a section that hold a value, dotted."""
     found = []
     for field in msgspec.structs.fields(part):
         section = _section(field.type)
