@@ -102,8 +102,9 @@ def docstrings() -> Iterator[tuple[str, str]]:
     """Yield every docstring of the package with its place."""
     for path in own_code():
         for node in ast.walk(ast.parse(path.read_text())):
-            is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if is_documented and (text := ast.get_docstring(node)):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if text := ast.get_docstring(node):
                 yield f"{path.relative_to(ROOT)}:{node.body[0].lineno}", text
 
 
