@@ -1,5 +1,7 @@
-"""What calls for a look, from what the client tells of runs, pools, devices and the daemon: for the dashboard,
-`lorad top` and `lorad show`."""
+"""Alarms about runs, pools, devices and the daemon, made from the client's answers.
+
+The dashboard, `lorad top` and `lorad show` show them.
+"""
 
 from __future__ import annotations
 

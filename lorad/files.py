@@ -77,7 +77,7 @@ def refuse_sparse(file: BufferedReader, path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, uid: int | None = None, durable: bool = True) -> None:
-    """Put a file in place by one rename: whoever reads it finds all of it, or what was there before.
+    """Put a file in place by one rename: a reader finds all of it, or what was there before.
 
     mode: of the file, whatever the umask.
     uid: whose the file is to be; None for this process's user.

@@ -1,8 +1,9 @@
-"""What several people on one box need to be told apart, and why attempts ended.
+"""Distinguish several people on one box, and keep why attempts ended.
 
-runs.preempted: the run of higher priority that it makes room for. attempts.detail: why it ended, in words. owner_uid of
-aliases and sweeps: user id of whoever made them; -1 in rows of earlier versions whose run is gone. told_seq, told_crc
-of journal_offsets: while a journal is read again, the last record of before; 0 otherwise.
+runs.preempted: the run of higher priority that it makes room for.
+attempts.detail: why it ended, as text.
+owner_uid of aliases and sweeps: user id of who made them; -1 in rows of earlier versions whose run is gone.
+told_seq, told_crc of journal_offsets: while a journal is read again, the last record of before; 0 otherwise.
 """
 
 from __future__ import annotations

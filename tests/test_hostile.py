@@ -1,4 +1,4 @@
-"""Files and texts made to hurt: each is refused in words, soon, and without blocking."""
+"""Files and texts made to hurt: each is refused with a message, soon, and without blocking."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples", "docs"}
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
 MOST_FILES = 20  # of Python, in a folder
+FRAGMENT = re.compile(r"(Of|Those|That|As|By|With|To|It|And|But|From|For)\b")  # how half a sentence begins
+MOST_FRAGMENTS = 0.065  # of all docstrings; 0.02 once the daemon, store, gateway and both interfaces are there
 LARGE_FOLDERS = {"cli/commands", "lorad/daemon/api/verbs", "tests/benchmarks"}  # still over it
 
 TORCH = {"torch", "transformers", "peft"}
@@ -94,6 +96,22 @@ def long_functions(path: Path) -> Iterator[str]:
 
 def test_no_function_is_longer_than_a_screen() -> None:
     assert [found for path in own_code() for found in long_functions(path)] == []
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield every docstring of the package with its place."""
+    for path in own_code():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if text := ast.get_docstring(node):
+                yield f"{path.relative_to(ROOT)}:{node.body[0].lineno}", text
+
+
+def test_docstrings_are_sentences_rather_than_fragments() -> None:
+    texts = list(docstrings())
+    fragments = [f"{place} {text.splitlines()[0]}" for place, text in texts if FRAGMENT.match(text)]
+    assert len(fragments) <= MOST_FRAGMENTS * len(texts), "\n".join(fragments)
 
 
 def imported_packages() -> set[str]:

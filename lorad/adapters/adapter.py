@@ -67,11 +67,11 @@ class Adapter(Struct, frozen=True, dict=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether `digest` and `is_finite` cost nothing any more."""
+        """Return whether `digest` and `is_finite` cost nothing any more."""
         return {"_sha256", "_finite"} <= self.__dict__.keys()
 
     def amplified(self, times: float) -> Adapter:
-        """The same tensors with an alpha so many times as large; what is known of them stays known."""
+        """Return the same tensors with an alpha so many times as large; what is known of them stays known."""
         made = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
         made.__dict__.update(self.__dict__)
         return made
@@ -85,7 +85,7 @@ class Adapter(Struct, frozen=True, dict=True):
         return self._once("_sha256", self._hashed)
 
     def is_finite(self) -> bool:
-        """Whether no number is NaN or infinite."""
+        """Return whether no number is NaN or infinite."""
         return self._once("_finite", lambda: all(bool(np.isfinite(t).all()) for t in self.tensors.values()))
 
     def _hashed(self) -> str:

@@ -37,9 +37,11 @@ class FileFact(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """`files` by their path below the directory, the manifest itself not among them; `facts` are the writer's.
+    """The files of a directory with their digests, and what the writer noted about them.
 
-    sha256: of the other two, so that a damaged manifest is told from an intact one.
+    files: by path below the directory, without the manifest itself.
+    facts: the writer's.
+    sha256: of the other two, so that a damaged manifest is detected.
     """
 
     files: dict[str, FileFact]
@@ -54,9 +56,10 @@ class Manifest(Struct, frozen=True):
 def write_directory(
     final: Path, write: Callable[[Path], Mapping[str, FileFact] | None], facts: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Make `final` with what `write` puts into the directory that it is given.
+    """Make `final` with what `write` puts into the directory that it gets.
 
-    Of the files that `write` tells about, nothing is read again: it hashed the bytes that it wrote.
+    Files for which `write` returns facts are not read again: it hashed the bytes that it wrote.
+
     Raises Conflict when `final` exists, StorageError when the disk does not take it, and whatever `write` raises; then
     nothing is left behind.
     """
@@ -196,7 +199,7 @@ def _fact(path: Path) -> FileFact:
 
 
 def fsync(path: Path) -> None:
-    """Of a file or a directory: what was written or renamed there is on disk. Raises OSError."""
+    """Make a file, or a directory's names, durable on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

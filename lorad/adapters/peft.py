@@ -92,7 +92,8 @@ def outline(directory: Path) -> Outline:
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
-    """The adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is for; None: what
+    """Return the adapter of a PEFT directory, upcast to fp32. base: the weight files of the model that it is for;
+    None: what
     it copied of them was compared before.
 
     Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's own.
@@ -128,7 +129,7 @@ def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> No
 
 @cache
 def _config_file(config: AdapterConfig, base_model: str) -> bytes:
-    """The same for every version of a run."""
+    """Return the bytes of the PEFT configuration, which are the same for every version of a run."""
     return json.dumps(_config(config, base_model), indent=2, sort_keys=True).encode() + b"\n"
 
 
@@ -159,7 +160,7 @@ def _target_names(modules: tuple[str, ...]) -> list[str]:
 
 
 def _named_by(targets: list[str], modules: tuple[str, ...]) -> set[str]:
-    """The modules that `targets` name when every layer has what any layer has."""
+    """Return the modules that `targets` name when every layer has what any layer has."""
     numbers = {found.group() for module in modules if (found := _LAYER.search(module))}
     kinds = {_LAYER.sub("*", module): module for module in modules}.values()
     everywhere = {_LAYER.sub(number, module) for module in kinds for number in numbers} | set(modules)
@@ -220,7 +221,7 @@ def _refuse_outside(directory: Path, path: Path) -> None:
 
 
 def is_pickle(path: Path) -> bool:
-    """By its name: what torch and its checkpoints unpickle."""
+    """Return whether a file's name marks it as something torch and its checkpoints unpickle."""
     return path.suffix in PICKLES or path.name == ".metadata"
 
 

@@ -36,7 +36,9 @@ def served(adapter: Adapter, shapes: Shapes, joined: Sequence[Sequence[str]], dt
 
 
 def partners_of(modules: Sequence[str], shapes: Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
-    """The linears beside `modules`, in the same part of the same layer, that the server wants an adapter on as well."""
+    """Return the linears beside `modules`, in the same part of the same layer, that the server wants an adapter on
+    as well.
+    """
     there, partners = set(modules), set[str]()
     for module in modules:
         parent, _, last = module.rpartition(".")

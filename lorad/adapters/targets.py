@@ -39,7 +39,7 @@ def match_modules(
     exclude_modules: str | Sequence[str] = (),
     others: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """The sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
+    """Return the sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
 
     `shapes` has every linear of the base: logical name -> (out, in). Raises SpecError for an entry that matches
     nothing (but `lm_head` may be excluded where there is none) and when no module is left. others: modules that get no
@@ -64,14 +64,14 @@ def leaf(name: str) -> str:
 
 
 def entry_matches(entry: str, name: str) -> bool:
-    """Whether one entry, `all-linear` included, names the module `name`."""
+    """Return whether one entry, `all-linear` included, names the module `name`."""
     if entry == ALL_LINEAR:
         return leaf(name) != HEAD
     return any(_matches(pattern, name) for pattern in _hugging_face(entry))
 
 
 def entries(modules: str | Sequence[str]) -> list[str]:
-    """The entries of a list or of a comma string."""
+    """Return the entries of a list or of a comma string."""
     parts = modules.split(",") if isinstance(modules, str) else modules
     return [part.strip() for part in parts if part.strip()]
 
@@ -90,7 +90,7 @@ def _matched(
 
 
 def _hugging_face(entry: str) -> list[str]:
-    """The same entry in Hugging Face's words; a fused Megatron linear becomes several."""
+    """Return the same entry in Hugging Face's words; a fused Megatron linear becomes several."""
     *path, last = entry.split(".")
     prefix = [_MEGATRON_PATH.get(part, part) if last in MEGATRON else part for part in path]
     return [".".join([*prefix, name]) for name in MEGATRON.get(last, (last,))]

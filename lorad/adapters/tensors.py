@@ -32,14 +32,18 @@ DAMAGED = "the file is damaged or incomplete: copy or export it again"
 
 
 def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """The parts of a file with these tensors: byte for byte what `safetensors.numpy.save` makes, without a copy."""
+    """Return the parts of a file with these tensors: byte for byte what `safetensors.numpy.save` makes, without a
+    copy.
+    """
     header, names = _header(tuple((name, tensor.dtype.str, tensor.shape) for name, tensor in tensors.items()))
     return [header, *(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data for name in names)]
 
 
 @lru_cache
 def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, list[str]]:
-    """The beginning of the file, and the names in the order of their data. layout: (name, dtype, shape) of each."""
+    """Return the beginning of the file, and the names in the order of their data. layout: (name, dtype, shape) of
+    each.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in sorted(layout, key=lambda entry: (-np.dtype(entry[1]).itemsize, entry[0])):
@@ -67,13 +71,13 @@ class Entry(NamedTuple):
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of `path`, by its header alone, whose claims all fit the file. Raises AdapterRefused."""
+    """Read the shape of every tensor from the header alone, checked against the file's size. Raises AdapterRefused."""
     with _opened(path) as (_, entries):
         return {name: entry.shape for name, entry in entries.items()}
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The tensors of `path`, or those of `names`, as fp32 arrays that cannot be written to.
+    """Return the tensors of `path`, or those of `names`, as fp32 arrays that cannot be written to.
 
     Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names the file
     and the tensor.
@@ -84,7 +88,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def find_tensor(paths: Iterable[Path], name: str) -> Path | None:
-    """The file of a base that has the tensor `name`. Raises AdapterRefused and OSError."""
+    """Return the file of a base that has the tensor `name`. Raises AdapterRefused and OSError."""
     for path in paths:
         with open_file(path) as file:
             if name in _read_header(file, os.fstat(file.fileno()).st_size, path):
@@ -93,7 +97,7 @@ def find_tensor(paths: Iterable[Path], name: str) -> Path | None:
 
 
 def same_values(path: Path, name: str, base: Path, base_name: str) -> bool:
-    """Whether the tensor `name` of an adapter's file is, in fp32, `base_name` in a file of its base.
+    """Return whether the tensor `name` of an adapter's file is, in fp32, `base_name` in a file of its base.
 
     Little of both is in memory at a time. Raises AdapterRefused and OSError.
     """

@@ -17,7 +17,7 @@ OTHER_BASE = "was it made for another base?"
 
 
 def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
-    """Raises AdapterRefused, naming the tensor, unless `adapter` is whole, finite, fp32 and fits `shapes`.
+    """Raise AdapterRefused, naming the tensor, unless `adapter` is whole, finite, fp32 and fits `shapes`.
 
     `shapes`: (out, in) of every linear of the base by logical name. Nothing is changed.
     """
@@ -32,7 +32,8 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
 
 def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`: before any weight
+    """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`: before
+    any weight
     is read."""
     wanted = expected_shapes(found.config, shapes)
     _check_keys(found.shapes.keys(), wanted)
@@ -43,7 +44,7 @@ def refuse_unfit(found: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[
 
 
 def expected_shapes(config: AdapterConfig, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The shape of every tensor that an adapter of `config` has. Raises AdapterRefused for an unknown module."""
+    """Return the shape of every tensor that an adapter of `config` has. Raises AdapterRefused for an unknown module."""
     expected: dict[str, tuple[int, int]] = {}
     for module in config.modules:
         if module not in shapes and leaf(module) == HEAD:

@@ -53,7 +53,9 @@ def install_hint(backend: str) -> str:
 
 
 def installed_version(backend: str, python: Path) -> str:
-    """The version of the server beside the interpreter `python`. Raises SpecError that says how to install it."""
+    """Return the version of the server beside the interpreter `python`. Raises SpecError that says how to install
+    it.
+    """
     try:
         found = installed(python, DISTRIBUTIONS[backend])
     except NoInterpreter as error:

@@ -42,7 +42,7 @@ async def report(kind: str, *, start: bool) -> None:
 
 
 async def findings(kind: str, *, start: bool) -> AsyncIterator[Finding]:
-    """Those of the trial only when nothing before it speaks against one."""
+    """Yield what was found; an engine is only tried when nothing before speaks against it."""
     try:
         backend = load(Home(default_home()).config).backends.get(kind)
     except LoradError as error:

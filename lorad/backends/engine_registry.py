@@ -24,7 +24,7 @@ SERVERS = frozenset(DIALECTS)  # backends whose engine is a server in a process 
 
 
 def engine_class(name: str, override: str | None = None) -> type[Engine]:
-    """The class behind a backend name, or behind `override` ("module:Class").
+    """Return the class behind a backend name, or behind `override` ("module:Class").
 
     Raises SpecError for a name that is not known and for a class that can not be imported or is no Engine.
     """
@@ -48,7 +48,7 @@ def engine_class(name: str, override: str | None = None) -> type[Engine]:
 
 
 def dialect_class(name: str) -> type[Dialect]:
-    """How the servers of a backend in SERVERS are spoken to. It imports no torch."""
+    """Return the class that speaks with the servers of a backend in SERVERS. It imports no torch."""
     module, _, attribute = DIALECTS[name].partition(":")
     found: type[Dialect] = getattr(importlib.import_module(module), attribute)
     return found

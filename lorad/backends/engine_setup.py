@@ -62,7 +62,9 @@ def longest(spec: Spec) -> int:
 
 
 def context_length(spec: Spec, positions: int) -> int:
-    """The next power of two, so that runs of about the same length share the server; at most the base's positions."""
+    """Return the next power of two, so that runs of about the same length share the server; at most the base's
+    positions.
+    """
     return min(1 << (longest(spec) - 1).bit_length(), positions)
 
 

@@ -52,7 +52,7 @@ def dtype_on(device: str) -> str:
 
 
 def command(kind: str, backend: Backend, device: str) -> Finding:
-    """What lorad starts, for whoever wants to start it by hand."""
+    """Report the command that lorad starts, so that it can be started by hand."""
     settings = settings_on(backend, device)
     dialect = remote(kind).dialect()
     argv = dialect.command(str(backend.python), settings, Path("SOCKET"))
@@ -122,7 +122,7 @@ async def sample(engine: Engine) -> int:
 
 
 def random_adapter() -> Adapter:
-    """On every linear; of an effect that nobody can miss."""
+    """Make an adapter on every linear, with an unmistakable effect."""
     rng = np.random.default_rng(0)
     modules = tuple(sorted(module for module in SHAPES if module != "lm_head"))
     tensors = {}
@@ -134,7 +134,7 @@ def random_adapter() -> Adapter:
 
 
 async def builtin_scores(source: AdapterSource) -> list[np.ndarray]:
-    """What lorad's own forward says of the canaries, in fp32 on the CPU: of the base, then of the adapter."""
+    """Score the canaries by lorad's own forward, in fp32 on the CPU: of the base, then of the adapter."""
     import torch
 
     from lorad.engines.builtin.engine import BuiltinEngine

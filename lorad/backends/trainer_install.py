@@ -79,13 +79,15 @@ def install_hint(backend: str) -> str:
 
 
 def mending_hint(backend: str) -> str:
-    """Of an environment that is there, and is not what it should be."""
+    """Say how to repair an environment that exists but does not fit."""
     lines = "\n".join(f"    {line}" for line in install_lines(backend))
     return f"Mend or upgrade in that environment what is named here, or make a new one of {backend}:\n{lines}"
 
 
 def interpreter_of(backend: str, named: Path | None) -> Path:
-    """The one that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one that is not named."""
+    """Return the interpreter that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one that
+    is not named.
+    """
     if named is not None:
         return named
     if backend == "megatron":
@@ -94,7 +96,9 @@ def interpreter_of(backend: str, named: Path | None) -> Path:
 
 
 def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapping[str, str]:
-    """Of what the backend needs, beside the interpreter. Raises SpecError that says what is missing."""
+    """List the versions of what the backend needs beside the interpreter. Raises SpecError that says what is
+    missing.
+    """
     needed = (*NEEDED[backend], *(FOR_GPUS.get(backend, ()) if gpu else ()))
     try:
         found = installed(python, needed)
@@ -112,7 +116,7 @@ def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapp
 
 
 def older(backend: str, versions: Mapping[str, str]) -> list[str]:
-    """In words, what is older than the oldest that lorad was tried with."""
+    """List, as sentences, the packages that are older than the oldest that lorad was tried with."""
     tried = TRIED[backend]
     return [
         f"{name} is {versions[name]}; lorad was tried with {tried[name]} and newer"

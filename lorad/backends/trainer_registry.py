@@ -16,7 +16,7 @@ RANKED = frozenset({"fsdp", "megatron"})  # backends whose trainer is made of pr
 
 
 def trainer_class(name: str, override: str | None = None) -> type[Trainer]:
-    """The class behind a backend name, or behind `override` ("module:Class").
+    """Return the class behind a backend name, or behind `override` ("module:Class").
 
     Raises SpecError for a name that is not known and for a class that can not be imported or is no Trainer.
     """

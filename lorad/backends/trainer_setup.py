@@ -24,7 +24,9 @@ _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
 
 
 def needs_base(spec: Spec) -> bool:
-    """Whether the pool's own process loads the model, whose architecture the builtin backend then has to know."""
+    """Return whether the pool's own process loads the model, whose architecture the builtin backend then has to
+    know.
+    """
     return spec.trainer.backend not in RANKED or spec.rollout.backend not in SERVERS
 
 
@@ -45,7 +47,7 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
 
 
 def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
-    """Those of a base's linears that the trainer can adapt: Megatron only those that it has a name for.
+    """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name for.
 
     Raises SpecError when there are none.
     """
@@ -66,13 +68,15 @@ def targets_of(backend: str, linears: Shapes) -> dict[str, tuple[int, int]]:
 
 
 def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
-    """The linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
+    """Return the linears that the run's adapter is on. Raises SpecError, see `match_modules`."""
     shapes = targets_of(spec.trainer.backend, facts.linears)
     return match_modules(shapes, spec.lora.target_modules, spec.lora.exclude_modules, (*facts.linears, *facts.experts))
 
 
 def fused(modules: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """The linears that Megatron makes one of, for each of these that has any of `modules`: all, asked for or not."""
+    """Yield the linears that Megatron makes one of, for each of these that has any of `modules`: all, asked for or
+    not.
+    """
     seen: set[str] = set()
     for module in modules:
         parent, _, last = module.rpartition(".")

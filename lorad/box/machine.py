@@ -40,7 +40,7 @@ class Machine:
 
 
 def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
-    """The machine as process `pid` has it. `root`: where `proc` and `sys` are."""
+    """Return the machine as process `pid` has it. `root`: where `proc` and `sys` are."""
     affinity = _affinity(root, pid)
     groups = list(_groups(root, pid))
     limits = [int(text) for text in _settings(groups, "memory", "memory.max", "memory.limit_in_bytes") if text != "max"]
@@ -103,7 +103,7 @@ def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
 
 
 def _allocator(root: Path, pid: int | str) -> str:
-    """Who answers malloc: a library that was loaded in front (LD_PRELOAD), else the C library."""
+    """Return which library answers malloc: one that was loaded in front (LD_PRELOAD), else the C library."""
     if found := FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
         return found[1]
     try:
@@ -124,7 +124,7 @@ def _field(path: Path, name: str, default: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """Its text without the last newline; "" when it cannot be read."""
+    """Read a file's text without the last newline; "" when it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -21,7 +21,7 @@ INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
 
 
 def checkout() -> Path | None:
-    """The source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
+    """Return the source tree that lorad runs from; None where it was installed from a wheel, which has no tests."""
     return INSTALLED if (INSTALLED / ".ci" / "setup-engines").is_file() else None
 
 
@@ -50,16 +50,18 @@ def socket_path(wanted: Path) -> Path:
 
 
 def private_directory(owner: Path) -> Path:
-    """A directory of `owner`'s, 0700 and of a short name, for sockets and what third parties call temporary files.
+    """Return a directory of `owner`'s, 0700 and with a short name, for sockets and third parties' temporary files.
 
-    Derived from `owner` alone; whoever uses it makes and removes it.
+    The path depends on `owner` alone; the caller makes and removes the directory.
     """
     return _runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
 
 
 def memory_directory(owner: Path) -> Path:
-    """A directory of `owner`'s in memory, where the machine has such a file system: derived from `owner` and the user
-    alone; whoever uses it makes and removes it."""
+    """Return a directory of `owner`'s in memory, where the machine has such a file system.
+
+    The path depends on `owner` and the user alone; the caller makes and removes the directory.
+    """
     return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]}"
 
 
@@ -75,7 +77,7 @@ def _runtime_directory() -> Path:
 
 
 def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
-    """Raises NotAllowed for a directory that other users may write to: they could put their own files in place of
+    """Raise NotAllowed for a directory that other users may write to: they could put their own files in place of
     lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there already."""
     there = directory.stat()
     wrong = ""
@@ -92,7 +94,7 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
 
 
 def is_own_group(gid: int) -> bool:
-    """Whether it is the group of this user alone, as many systems make one for each user."""
+    """Return whether it is the group of this user alone, as many systems make one for each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -137,8 +139,10 @@ class AttemptDir:
 
     @property
     def work(self) -> Path:
-        """Where the process itself writes. Where it belongs to another user than the daemon it has one of its own:
-        nothing beside it is theirs."""
+        """Return the directory that the process itself writes to.
+
+        A process of another user than the daemon has one of its own: it owns nothing beside it.
+        """
         theirs = self.root / "work"
         return theirs if theirs.is_dir() else self.root
 
@@ -164,7 +168,7 @@ class RunDir:
 
     @property
     def spec(self) -> Path:
-        """The resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
+        """Return the resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
         return self.root / "spec.json"
 
     @property
@@ -185,12 +189,12 @@ class RunDir:
 
     @property
     def origin(self) -> Path:
-        """Of a fork: the checkpoint, or the version, that it begins with."""
+        """Return where a fork keeps the checkpoint, or the version, that it begins with."""
         return self.root / "origin"
 
     @property
     def reference(self) -> Path:
-        """The adapter that its KL penalty is measured against, where that is not the base."""
+        """Return the adapter that its KL penalty is measured against, where that is not the base."""
         return self.root / "reference"
 
     def version(self, number: int) -> Path:
@@ -216,7 +220,7 @@ class Home:
 
     @property
     def shared_by(self) -> int | None:
-        """The user whose daemon serves this one from a home of theirs; None where the home is one's own."""
+        """Return the user whose daemon serves this one from a home of theirs; None where the home is one's own."""
         try:
             owner = self.root.stat().st_uid
         except OSError:
@@ -241,7 +245,7 @@ class Home:
 
     @property
     def journal(self) -> Path:
-        """The daemon's own facts: runs created and removed, moves."""
+        """Return the daemon's own facts: runs created and removed, moves."""
         return self.root / "journal.jsonl"
 
     @property
@@ -257,7 +261,7 @@ class Home:
 
     @property
     def gateway(self) -> Path:
-        """The gateway's directory: its attempts, and `table.json`, what it serves under which name."""
+        """Return the gateway's directory: its attempts, and `table.json`, what it serves under which name."""
         return self.root / "gateway"
 
     @property
@@ -265,7 +269,7 @@ class Home:
         return socket_path(self.root / "gateway.sock")
 
     def gateway_of(self, uid: int) -> Path:
-        """Of a shared daemon: the directory of the gateway that runs as this user, and serves what is theirs."""
+        """Return the directory of the gateway that runs as this user and serves their versions (shared daemon only)."""
         return self.gateway / "owners" / str(uid)
 
     def gateway_socket_of(self, uid: int) -> Path:

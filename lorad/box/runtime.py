@@ -44,7 +44,7 @@ WaitPolicy = Literal["passive", "active"]
 
 
 class Why(Struct, frozen=True):
-    """Who decided, and the reason in words. `load`: automatic, and it would be another choice at another load."""
+    """Who decided, and why. `load`: chosen automatically; at another load it would be another choice."""
 
     source: Source
     text: str
@@ -75,7 +75,7 @@ class Runtime:
         return counts | {"OMP_WAIT_POLICY": self.wait_policy} | {name: str(size) for name, size in self.malloc.items()}
 
     def told(self) -> dict[str, object]:
-        """As JSON: {threads, wait_policy, malloc, reasons: {threads: {source, text}, …}}."""
+        """Return the choice as JSON: {threads, wait_policy, malloc, reasons: {threads: {source, text}, …}}."""
         reasons = {name: asdict(why) for name, why in self.reasons.items()}
         return {
             "threads": self.threads,
@@ -86,7 +86,11 @@ class Runtime:
 
 
 def choose_runtime(parameters: int, machine: Machine, device: str, overrides: Overrides, *, slots: int = 1) -> Runtime:
-    """For a model of that many parameters on `device` (`cpu`, `cuda:0`, …). slots: pools that may share the CPU."""
+    """Choose threads, wait policy and malloc for a model on `device` (`cpu`, `cuda:0`, …).
+
+    parameters: of the model.
+    slots: pools that may share the CPU.
+    """
     threads, why_threads = choose_threads(parameters, machine, device, overrides, slots)
     wait_policy, why_waiting = choose_wait_policy(threads, machine, overrides)
     malloc, why_malloc = choose_malloc(machine, overrides)
@@ -139,7 +143,7 @@ def choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> 
 
 
 def choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Why]:
-    """The variables to add; none where the user has set a threshold."""
+    """Return the variables to add; none where the user has set a threshold."""
     found = re.fullmatch(r"glibc (\d+)\.(\d+).*", machine.allocator)
     if not found:
         return {}, Why("automatic", f"malloc is {machine.allocator}: MALLOC_* has no effect on it")
@@ -159,7 +163,9 @@ def choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int
 
 
 def _number(value: int | str) -> int | None:
-    """The threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the outer counts."""
+    """Return the threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the outer
+    counts.
+    """
     if isinstance(value, int):
         return value
     first = value.partition(",")[0].strip()

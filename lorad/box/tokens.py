@@ -23,7 +23,7 @@ Stamp = tuple[int, ...] | None
 
 
 def tokens_trouble(settings: GatewaySettings) -> str:
-    """Why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served there."""
+    """Return why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served there."""
     if settings.tokens is None:
         return ""
     try:
@@ -38,7 +38,7 @@ def tokens_trouble(settings: GatewaySettings) -> str:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Another one when the file, its mode or its owner changed; empty when there is none."""
+    """Return a stamp that changes with the file, its mode or its owner; empty when there is no file."""
     try:
         there = path.stat()
     except OSError:

@@ -47,7 +47,11 @@ class Finding(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """packages: distributions whose versions are told; modules: those that must import, on GPUs also `for_gpus`."""
+    """What an environment must have.
+
+    packages: distributions whose versions are reported.
+    modules: those that must import, on GPUs also `for_gpus`.
+    """
 
     packages: Sequence[str]
     modules: Sequence[str]
@@ -78,7 +82,7 @@ def torch_and_gpus(seen: dict[str, Any]) -> Finding:
 
 
 def look(python: Path, env: Mapping[str, str], wanted: Wanted) -> dict[str, Any] | str:
-    """What LOOK prints, or why it does not, in words."""
+    """Run LOOK in the environment; returns what it prints, or why it does not."""
     command = [str(python), "-c", LOOK, json.dumps([list(wanted.packages), [*wanted.modules, *wanted.for_gpus]])]
     try:
         done = subprocess.run(

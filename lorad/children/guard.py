@@ -65,7 +65,7 @@ def listen() -> int:
 
 
 def start(argv: list[str], pool: int) -> int:
-    """The child's pid. It leads a process group, so that what it sends to its own group spares the guard."""
+    """Return the child's pid. It leads a process group, so that what it sends to its own group spares the guard."""
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     child = os.fork()
@@ -89,7 +89,7 @@ def start(argv: list[str], pool: int) -> int:
 
 
 def watch(child: int, pool: int, heard: int) -> int:
-    """The child's wait status."""
+    """Return the child's wait status."""
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
@@ -106,7 +106,7 @@ def watch(child: int, pool: int, heard: int) -> int:
 
 
 def reap(child: int) -> int | None:
-    """The child's wait status once it ended. Its orphans leave the process table on the way."""
+    """Return the child's wait status once it ended. Its orphans leave the process table on the way."""
     while (ended := os.waitpid(-1, os.WNOHANG))[0]:
         if ended[0] == child:
             return ended[1]
@@ -114,7 +114,7 @@ def reap(child: int) -> int | None:
 
 
 def end_the_rest() -> None:
-    """Until there is no child: then there is no descendant."""
+    """Wait until there is no child, killing those that linger; then there is no descendant either."""
     lingered = time.monotonic() + LINGER_SECONDS
     while (now := time.monotonic()) < lingered + KILL_SECONDS:
         try:
@@ -131,7 +131,7 @@ def end_the_rest() -> None:
 
 
 def children() -> list[int]:
-    """Pids of this process's own children."""
+    """Return the pids of this process's own children."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if (stat := read_stat(pid)) and int(stat[1]) == os.getpid()]
 

@@ -22,11 +22,11 @@ print(json.dumps(found))
 
 
 class NoInterpreter(Exception):
-    """It is no program, or no Python that works; the message says why."""
+    """The path is no program, or no Python that works; the message says why."""
 
 
 def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
-    """The version of each distribution that is there beside the interpreter. Raises NoInterpreter."""
+    """Return the version of each distribution that is there beside the interpreter. Raises NoInterpreter."""
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise NoInterpreter("it is no program")
     try:

@@ -24,15 +24,17 @@ RECORDS = ("trainer.json", "engine-[0-9]*.json")  # of children, see `Child`
 
 @contextlib.contextmanager
 def living(directory: Path) -> Iterator[None]:
-    """Around the life of the pool of a directory: nobody clears up meanwhile. Waits for who does."""
+    """Keep others from clearing up a pool's directory while the pool lives; waits for one that does."""
     with open(directory / LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 def clean_leftovers(directory: Path) -> bool:
-    """Of the pool whose files are in `directory`; False when it lives, or is another user's. Blocks, usually for
-    milliseconds, a few seconds where processes are left. What cannot be removed stays."""
+    """Clean up after the pool whose files are in `directory`; False when it lives, or is another user's.
+
+    Blocks, usually for milliseconds, a few seconds where processes are left. What cannot be removed stays.
+    """
     with contextlib.suppress(OSError):
         if directory.stat().st_uid != os.getuid():  # a record names whom to kill: it must be our own
             return False
@@ -48,7 +50,7 @@ def clean_leftovers(directory: Path) -> bool:
 
 
 def places(directory: Path) -> list[Path]:
-    """Where a pool puts what belongs to one life of it."""
+    """List where a pool puts what belongs to one life of it."""
     return [
         private_directory(directory),
         private_directory(directory / "trainer"),

@@ -51,7 +51,7 @@ class Child:
         self._end: asyncio.Task[str] | None = None
 
     async def start(self) -> None:
-        """Once. A program that cannot be executed is told by its end and its log.
+        """Start the child; call it once. A program that cannot be executed shows in its end and its log.
 
         Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it started.
         """
@@ -75,8 +75,10 @@ class Child:
         return self._end is not None and not self._end.done()
 
     async def ended(self) -> str:
-        """Wait until nothing of it is left; how the child ended in words: "exited with code 1", "was killed by
-        SIGKILL". May be awaited by many."""
+        """Wait until nothing of the child is left; returns how it ended: "exited with code 1", "was killed by SIGKILL".
+
+        May be awaited by many.
+        """
         if self._end is None:
             raise RuntimeError("the child was never started")
         return await asyncio.shield(self._end)
@@ -93,14 +95,16 @@ class Child:
                     await self.ended()
 
     def logged(self) -> int:
-        """How long the log is."""
+        """Return the length of the log in bytes; 0 without one."""
         try:
             return self.log.stat().st_size
         except OSError:
             return 0
 
     def tail(self, lines: int = 15, since: int = 0) -> str:
-        """The last non-empty lines that this life logged; "" when there are none. since: of `logged`, to begin at."""
+        """Return the last non-empty lines that this life logged; "" when there are none. since: of `logged`, to
+        begin at.
+        """
         try:
             with self.log.open("rb") as file:
                 size, begin = file.seek(0, os.SEEK_END), max(self._began, since)
@@ -170,7 +174,7 @@ def is_lock(fd: int) -> bool:
 
 
 def in_words(code: int) -> str:
-    """Of a guard's exit code; negative when the guard itself was killed, and the child with it."""
+    """Describe a guard's exit code; negative when the guard itself was killed, and the child with it."""
     if code < 0:
         return f"was killed with its guard, by {signal.Signals(-code).name}"
     if code - 128 in set(signal.Signals):
@@ -179,7 +183,7 @@ def in_words(code: int) -> str:
 
 
 def sweep(record: Path) -> bool:
-    """Kill what is left of the life that a record tells of, and remove the record. False when nothing was left.
+    """Kill what is left of the processes in a record, and remove the record. Returns False when nothing was left.
 
     A process that was given a pid again is not touched. Blocks until all is gone, usually for milliseconds.
     """

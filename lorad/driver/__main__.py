@@ -69,7 +69,7 @@ def attempt(params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop:
 
 
 def cause(error: Exception, journal: JournalWriter) -> Exception:
-    """In a directory that was moved away, anything fails, and that it was moved is why."""
+    """Return StorageError when the run's directory was moved away, where anything may fail; else `error`."""
     try:
         journal.check_place()
     except StorageError as moved:
@@ -80,7 +80,7 @@ def cause(error: Exception, journal: JournalWriter) -> Exception:
 
 
 def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
-    """What an exception means for the run."""
+    """Return how an exception ends the run."""
     resume = f"`lorad resume {run}` goes on from a checkpoint."
     match error:
         case AttestationFailed():
@@ -100,7 +100,7 @@ def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
 def open_session(
     params: DriverParams, run_dir: RunDir, journal: JournalWriter, stop: StopFlag, stack: contextlib.ExitStack
 ) -> Session | None:
-    """Everything that a loop needs, checked; the pool is waited for last. None when a stop came first."""
+    """Open and check everything that a loop needs, waiting for the pool last; None when a stop came first."""
     HEART.work("begin")
     spec, cwd = load_spec(run_dir, params), Path(params.cwd)
     directory = resolve(spec.model.path, any_architecture=not needs_base(spec))

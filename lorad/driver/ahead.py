@@ -1,8 +1,8 @@
 """Sampling that runs ahead of training by up to `rollout.max_staleness` steps, in a thread with its own connection.
 
-The samples for step s (from 1) are asked for as soon as the version of step s - 1 - max_staleness is published, the
-first ones of version 0. So the step alone says which version makes which samples, whoever is quicker: two runs do the
-same, and so does one that was resumed.
+The samples for step s (from 1) are requested as soon as the version of step s - 1 - max_staleness is published, the
+first ones from version 0. So the step alone decides which version makes which samples, whatever the timing: two runs
+of one spec do the same, and so does a resumed run.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ class Ahead:
             self._futures[ahead] = self._thread.submit(self._make, wanted)
 
     def take(self, step: int) -> Rollout:
-        """The one for the step after `step`; waits for it. Raises what its making raised."""
+        """Wait for the rollout for the step after `step`, and return it. Raises what sampling raised."""
         with HEART.waits():
             rollout = self._futures[step].result()
         del self._plans[step], self._futures[step]
         return rollout
 
     def put_back(self, rollout: Rollout) -> None:
-        """The one that was taken last, which is not trained on now."""
+        """Put back the rollout that was taken last, which is not trained on now."""
         future = Future[Rollout]()
         future.set_result(rollout)
         self._plans = {rollout.plan.step: rollout.plan, **self._plans}
         self._futures[rollout.plan.step] = future
 
     def made(self) -> list[Rollout]:
-        """Those of versions before the current one; waits for them. Raises what their making raised.
+        """Return the rollouts of versions before the current one, waiting for them. Raises what sampling raised.
 
-        What the current one makes is not among them: the version of a resume, with the same weights, makes it again.
+        Rollouts of the current version are left out: after a resume, the version with the same weights samples them
+        again.
         """
         now = self._session.state.step
         with HEART.waits():

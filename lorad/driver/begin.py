@@ -47,9 +47,9 @@ def connect(params: DriverParams, stop: StopFlag) -> Connection | None:
 
 
 def begin(session: Session) -> PoolInfo:
-    """After it, the slot is open, the current version is attested, and `attempt` (and `rewind`) are journaled.
+    """Open the slot, attest the current version, and journal `attempt` (and `rewind`).
 
-    `session.ahead` is there to be entered, if sampling is to run ahead.
+    Leaves `session.ahead` to be entered by the caller, if sampling is to run ahead.
     """
     info: PoolInfo = session.pool.call("hello", Nothing())
     records = [r for r, _ in read(session.run_dir.journal)]
@@ -117,7 +117,9 @@ def _reference(session: Session) -> LoadVersion | None:
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
-    """Other data than before is told; another base is refused (Conflict): an adapter belongs to one."""
+    """Warn when the data differ from the attempt before; raise Conflict when the base does: an adapter belongs to
+    one.
+    """
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
     if not attempts:
@@ -136,14 +138,14 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
 
 
 def inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
-    """Of the attempt before; none in those of earlier versions of lorad."""
+    """Return the inputs of the attempt before; empty when an earlier version of lorad wrote it."""
     told = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     found: Mapping[str, Any] = told.get("inputs", {})
     return found
 
 
 def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
-    """Raises Conflict where the reference is a version of a run on other weights."""
+    """Raise Conflict where the reference is a version of a run on other weights."""
     if reference is not None and is_same_base(reference.bases, info, sizes) is False:
         raise Conflict(
             f"the weights of {info.model} are not those that {reference.name}, algorithm.kl.reference, was trained on",
@@ -152,9 +154,10 @@ def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: M
 
 
 def is_same_base(attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]) -> bool | None:
-    """By the weight files, which all trainers have in common, else by the checksum of one that holds them alike.
+    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that cuts it
+    alike.
 
-    attempts: the newest first; before they told a trainer, it was the builtin one. None: there is nothing to compare.
+    attempts: newest first; one that names no trainer had the builtin one. Returns None when nothing can be compared.
     """
     if info.model_sha256:
         for told in (attempt.get("model_sha256") for attempt in attempts):
@@ -172,7 +175,7 @@ def sizes_of(trainer: Trainer) -> dict[str, int]:
 
 
 def newest_version(session: Session, records: list[Record]) -> int:
-    """The highest version number ever used, journaled or only on disk: numbers never rewind."""
+    """Return the highest version number ever used, journaled or only on disk: numbers never rewind."""
     journaled = [r.data["version"] for r in records if r.kind == "version"]
     directory = session.run_dir.versions
     on_disk = [int(p.name) for p in directory.iterdir() if p.name.isdigit()] if directory.exists() else []

@@ -18,20 +18,20 @@ STATE = "state.json"
 
 
 class Restored(Struct, frozen=True):
-    """A checkpoint to go on from."""
+    """A checkpoint to continue from."""
 
     path: Path
     state: State
 
 
 def is_due(session: Session) -> bool:
-    """Every `every` steps and after the last one."""
+    """Return whether a checkpoint is due: every `every` steps and after the last one."""
     step = session.state.step
     return step > 0 and (step % session.spec.checkpoint.every == 0 or not session.steps_left)
 
 
 def is_written(session: Session) -> bool:
-    """Whether there is one of the present step in this lineage."""
+    """Return whether there is one of the present step in this lineage."""
     facts = lineage([record for record, _ in read(session.run_dir.journal)])
     present = [f for f in facts if f.kind == "checkpoint" and f.step == session.state.step]
     return any((session.run_dir.root / f.data["path"]).exists() for f in present)
@@ -59,7 +59,8 @@ def checkpoint(session: Session) -> None:
 
 
 def find(session: Session, facts: list[Record]) -> Restored | None:
-    """The checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when there is none.
+    """Return the checkpoint to resume from, verified: the one at `resume_step`, else the newest; None when there is
+    none.
 
     `facts` is the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the one before.
     """

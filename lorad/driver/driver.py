@@ -20,7 +20,7 @@ from lorad.protocol.journal import EndFact
 
 
 def drive(session: Session) -> EndFact:
-    """The whole attempt: why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
+    """Run the whole attempt; returns why it ended, `completed` or `stopped`. Raises what stopped it otherwise."""
     info = begin(session)
     with session.ahead or contextlib.nullcontext():
         while session.steps_left and not session.stop.wanted:
@@ -72,8 +72,11 @@ def give_up(session: Session, rollout: Rollout, weighed: Weighed, started: float
 
 
 def endless_skips(session: Session) -> LoradError | None:
-    """What ends the run where trainer.max_skipped_steps steps in a row were skipped; a resume counts anew, and begins
-    with the data after them."""
+    """Return the error that ends a run after trainer.max_skipped_steps skipped steps in a row; None: fewer were
+    skipped.
+
+    A resume counts from zero, and begins with the data after the skipped steps.
+    """
     count = session.state.skipped_steps
     if count < session.spec.trainer.max_skipped_steps:
         return None

@@ -16,7 +16,7 @@ def is_due(session: Session) -> bool:
 
 
 def evaluate(session: Session) -> float | None:
-    """The mean reward of the samples that have one; None where all rewards failed."""
+    """Return the mean reward of the samples that have one; None where all rewards failed."""
     HEART.work("evaluate")
     state = session.state
     wanted = Plan(state.step, session.eval_data, 0, state.version, state.step)

@@ -21,7 +21,9 @@ KEPT = "reward.py"  # in the directory of the attempt
 
 
 def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
-    """By the key of the spec, or `model: file`. Raises OSError when the reward's text cannot be kept."""
+    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the reward's text cannot
+    be kept.
+    """
     found: dict[str, Input] = {}
     if (file := session.rewarder.file) is not None:
         source = session.rewarder.source
@@ -39,7 +41,7 @@ def keep_inputs(session: Session, model: Path) -> dict[str, Input]:
 
 
 def compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
-    """Warn of every file whose text is another one than in the attempt before. Of data the rows tell."""
+    """Warn of every file whose text changed since the attempt before; changed data are detected by their rows."""
     for key, old in msgspec.convert(before, dict[str, Input]).items():
         new = now.get(key)
         if new is not None and old.sha256 and new.sha256 != old.sha256:

@@ -49,10 +49,11 @@ def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
-    """Those of a checkpoint that may be trained on, for the steps that follow it, in order.
+    """Read the rollouts of a checkpoint that may be trained on in the steps that follow it, in order.
 
-    The others, and those after them, are sampled again, and a warning says why. facts: the surviving lineage. Raises
-    IntegrityError for one of a version that the journal does not have as attested at its step.
+    The first one that may not, and those after it, are sampled again, and a warning says why. facts: the surviving
+    lineage.
+    Raises IntegrityError for a rollout of a version that the journal does not list as attested at its step.
     """
     path = checkpoint / FILE
     if not session.spec.rollout.max_staleness or not path.exists():
@@ -70,7 +71,7 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
 
 
 def _current(attested: list[tuple[int, int]], step: int) -> set[int]:
-    """The versions with the weights of a step: those of the last step until then that published any."""
+    """Return the versions with the weights of a step: those of the last step until then that published any."""
     newest = max((made for made, _ in attested if made <= step), default=None)
     return {version for made, version in attested if made == newest}
 

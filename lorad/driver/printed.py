@@ -37,7 +37,7 @@ def _pass_on(source: IO[bytes], target: int) -> None:
 
 
 def _say(target: int, left_out: int) -> int:
-    """How much was left out, in words; 0, what is left out from then on."""
+    """Write how many bytes were left out, if any; return 0, the new count."""
     if left_out:
         _write(target, f"\n[lorad] {left_out} bytes of what user code printed were left out here\n".encode())
     return 0

@@ -87,7 +87,7 @@ def metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Train
 
 
 def policy_metrics(session: Session, rollout: Rollout, weighed: Weighed, trained: Trained) -> dict[str, float]:
-    """What of rewards, loss and policy was measured; see `metrics`."""
+    """Collect what was measured of rewards, loss and policy; see `metrics`."""
     found: dict[str, float] = {}
     first, total = trained.first, trained.total
     if weighed.rewards.size:
@@ -110,7 +110,7 @@ def policy_metrics(session: Session, rollout: Rollout, weighed: Weighed, trained
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
-    """What is known of it. Memory in bytes, on all of the trainer's devices; rates over the time that it computed."""
+    """Collect what the trainer reported. Memory: bytes on all of its devices; rates: over the time that it computed."""
     found: dict[str, float] = {}
     if not steps:
         return found

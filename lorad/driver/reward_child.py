@@ -90,7 +90,9 @@ def die_with(lifeline: int) -> None:
 
 
 def limit_memory(limit: int) -> None:
-    """Of this process, and of each that it starts. Address space alone does not count: CUDA reserves a lot of it."""
+    """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA reserves
+    much.
+    """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     least = min(limit or MOST, MOST if hard == resource.RLIM_INFINITY else hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))
@@ -107,7 +109,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def load(setup: Setup) -> tuple[Callable[[RewardInput], Any], list[str]]:
-    """The function, called with a sample, and the keywords that it requires."""
+    """Return the function, called with a sample, and the keywords that it requires."""
     if setup.name:
         return builtin(setup.name, setup.pattern), []
     function = import_function(Path(setup.file), setup.source, setup.function)

@@ -240,7 +240,7 @@ class _Child:
 
 
 def environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """What user code finds of the environment: what programs need to work, and what the spec names. No secrets."""
+    """Select the variables that user code gets: what programs need to work, and what the spec names. No secrets."""
     found = {
         name: value
         for name, value in given.items()

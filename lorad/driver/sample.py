@@ -44,14 +44,14 @@ def plan(session: Session, step: int, position: int, trained: int | None = None)
 
 
 def make(session: Session, pool: Connection, wanted: Plan) -> Rollout:
-    """The samples as planned. Reads of the session what does not change, so that any thread may."""
+    """Make the samples as planned. Reads only what does not change in the session, so that any thread may."""
     started = time.perf_counter()
     groups, made = complete(session, pool, wanted, session.spec.algorithm.group_size, sampling(session))
     return Rollout(wanted, groups, time.perf_counter() - started, made.waited)
 
 
 def refuse_stale(session: Session, rollout: Rollout) -> None:
-    """Raises LoradError for samples of a version older than `rollout.max_staleness` allows."""
+    """Raise LoradError for samples of a version older than `rollout.max_staleness` allows."""
     staleness, limit = rollout.plan.staleness, session.spec.rollout.max_staleness
     if staleness > limit:
         raise LoradError(
@@ -80,7 +80,7 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 def complete(
     session: Session, pool: Connection, wanted: Plan, n: int, how: Sampling
 ) -> tuple[list[list[Sample]], Generated]:
-    """`n` samples of each example by the version of the plan, in order, and what the pool told of the whole."""
+    """Sample `n` completions of each example with the plan's version; returns them in order, and the pool's summary."""
     version, prompts = session.name_of(wanted.version), _prompts(session, wanted, n)
     parts: dict[tuple[str, int], list[Chunk]] = {}
     *items, made = pool.stream("generate", Generate(version, prompts, how))
@@ -94,7 +94,7 @@ def complete(
 
 
 def seed_of(run_seed: int, step: int, prompt: str, index: int) -> int:
-    """The seed of one sample: of nothing that a resume changes."""
+    """Return the seed of one sample: of nothing that a resume changes."""
     text = f"{run_seed}|{step}|{prompt}|{index}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 

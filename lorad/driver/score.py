@@ -15,7 +15,7 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
-    """What ends the run where a larger share of rewards failed than reward.max_failures allows."""
+    """Return the error that ends a run whose share of failed rewards exceeds reward.max_failures; None: it does not."""
     failed = [s for s in scores if s.value is None]
     reward, run = session.spec.reward_spec, session.params.run
     if len(failed) <= reward.max_failures * len(scores):

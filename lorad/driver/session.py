@@ -78,12 +78,12 @@ class Session:
         return self.state.step < self.params.steps
 
     def name_of(self, version: int) -> str:
-        """The engine-side name of one of the run's versions."""
+        """Return the engine-side name of one of the run's versions."""
         return f"{self.params.run}@{version}"
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
-        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat tells of it meanwhile."""
+        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat names the verb meanwhile."""
         HEART.work(verb)
         start = time.perf_counter()
         try:
@@ -168,6 +168,6 @@ class Weighed:
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:
-    """Of the attempt: a resume may have changed what does not define the adapter."""
+    """Load the spec of the attempt: a resume may have changed what does not define the adapter."""
     path = Path(params.spec) if params.spec else run_dir.spec
     return from_json(path.read_bytes())

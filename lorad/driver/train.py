@@ -85,12 +85,12 @@ def train(session: Session, rollout: Rollout, weighed: Weighed) -> Trained:
 
 
 def untrained(session: Session) -> Trained:
-    """Of a step on which nothing is trained."""
+    """Return the result of a step in which nothing is trained."""
     return Trained(lr(session), [], LossStats(), None)
 
 
 def lr(session: Session) -> float:
-    """The learning rate of the step that is being made (the first step is number 0 to the schedule)."""
+    """Return the learning rate of the step that is being made (the first step is number 0 to the schedule)."""
     trainer = session.spec.trainer
     return learning_rate(
         session.state.step,
@@ -114,30 +114,34 @@ def importance_cap(spec: Spec) -> float | None:
 
 
 def needs_old(spec: Spec) -> bool:
-    """Whether the policy before the update is another than that of the update's own forward pass: there are several
-    updates, or importance weights would have the noise of dropout."""
+    """Return whether the policy before the update differs from that of the update's own forward pass.
+
+    It does when there are several updates, or when importance weights would have the noise of dropout.
+    """
     algorithm = spec.algorithm
     is_weighed = importance_cap(spec) is not None
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
 
 def _is_current(session: Session, rollout: Rollout) -> bool:
-    """Whether the weights are those that sampled: else a difference of log-probabilities is staleness."""
+    """Return whether the weights are those that sampled: else a difference of log-probabilities is staleness."""
     return rollout.plan.trained >= session.state.changed
 
 
 def _is_noisy(spec: Spec) -> bool:
-    """Whether the log-probabilities of the update's forward pass are compared with the engine's and have dropout."""
+    """Return whether the log-probabilities of the update's forward pass are compared with the engine's and have
+    dropout.
+    """
     return spec.lora.dropout > 0 and not needs_old(spec)
 
 
 def _must_measure(session: Session, rollout: Rollout, minibatches: list[MiniBatch | None]) -> bool:
-    """Whether the mismatch can be known, and the updates do not say it."""
+    """Return whether the mismatch can be known, and the updates do not say it."""
     return _is_current(session, rollout) and (_is_noisy(session.spec) or not any(minibatches))
 
 
 def _measured(session: Session, rollout: Rollout) -> Mismatch:
-    """Of the first group, which is enough for an alarm and costs little."""
+    """Measure the mismatch on the first group only, which is cheap and enough for an alarm."""
     group = rollout.groups[0]
     batch = Batch.of([(_prompt(group), [s.tokens for s in group])])
     difference = np.abs(_logprobs(session, "slot", batch) - np.concatenate([s.logprobs for s in group]))
@@ -145,8 +149,10 @@ def _measured(session: Session, rollout: Rollout) -> Mismatch:
 
 
 def _update(session: Session, m: MiniBatch | None, rate: float) -> Update:
-    """Without a gradient the optimizer makes no step (algorithm.skip_empty_updates): else Adam's momentum and weight
-    decay would move the weights by themselves. What is not finite changes nothing either."""
+    """Do one update; without a gradient the optimizer makes no step (algorithm.skip_empty_updates).
+
+    Adam's momentum and weight decay would move the weights by themselves. What is not finite changes nothing either.
+    """
     skips = session.spec.algorithm.skip_empty_updates
     if m is None:
         return Update(step=None if skips else _step(session, rate))

@@ -61,10 +61,12 @@ class LoadedVersion(Struct, frozen=True):
 
 
 class EngineHealth(Struct, frozen=True):
-    """`alive` is False when the pool has to be restarted; rates are of the last seconds. None: it is not told.
+    """Whether an engine works, and how busy it is. Rates are of the last seconds. None: unknown.
 
-    slots: distinct versions in one batch, the base not counted. prefix_hits: share of the prompt tokens of the last
-    minute whose keys and values were there already. cache_used: share of the memory for keys and values.
+    alive: False when the pool has to be restarted.
+    slots: distinct versions in one batch, without the base.
+    prefix_hits: share of the last minute's prompt tokens whose keys and values were cached.
+    cache_used: share of the memory for keys and values that is in use.
     adapters_per_step: median number of distinct versions in the last decode steps that had any.
     """
 
@@ -109,7 +111,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def loaded(self) -> Sequence[LoadedVersion]:
-        """What the engine itself says it holds, the base not among it."""
+        """List the versions that the engine itself reports as loaded, without the base."""
 
     @abstractmethod
     def generate(
@@ -130,10 +132,12 @@ class Engine(ABC):
         return [await self.score(version, batch)]
 
     def settled(self) -> AbstractAsyncContextManager[None]:
-        """While inside, no part of the engine returns (see `on_return`): what `scores` says is said of all that serve.
+        """Keep every part of the engine from returning (see `on_return`) inside the block, so that `scores` covers
+        all that serve.
 
-        Around a load and its attestation. What is called inside raises EngineGone when the last part is gone, instead
-        of waiting for one to return.
+        Used around a load and its attestation. Calls inside raise EngineGone when the last part is gone, instead of
+        waiting
+        for one to return.
         """
         return nullcontext()
 

@@ -12,7 +12,7 @@ from lorad.errors import AdapterRefused
 
 
 def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> Adapter:
-    """The adapter of a source. shapes: (out, in) of every linear of the base.
+    """Return the adapter of a source. shapes: (out, in) of every linear of the base.
 
     Raises AdapterRefused when its sha256 is not `source.digest`, and when it does not fit.
     """

@@ -8,7 +8,7 @@ from lorad.protocol.batch import Prompt, Sampling
 
 
 def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int, most: int) -> None:
-    """Raises ValueError. most: tokens of a prompt and its completion together."""
+    """Raise ValueError for a request that cannot be sampled. most: tokens of a prompt and its completion together."""
     if sampling.max_new_tokens < 1 or not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1:
         raise ValueError(f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, not {sampling}")
     if "" in sampling.stop:

@@ -44,7 +44,7 @@ class Base:
     sin: Tensor  # [max positions, head_dim], the first half negated (see `ops.Rope`)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight once, under a stable name, in a stable order."""
+        """Yield every weight once, under a stable name, in a stable order."""
         yield "embed", self.embed
         for index, layer in enumerate(self.layers):
             for field in Layer.__dataclass_fields__:
@@ -64,5 +64,5 @@ class Base:
         return digest.hexdigest()
 
     def nbytes(self) -> int:
-        """Bytes of all weights."""
+        """Return the bytes of all weights."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.weights())

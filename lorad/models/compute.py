@@ -28,7 +28,7 @@ class Quantum(Generic[T]):
         self.found: Future[T | None] = Future()
 
     def run(self) -> bool:
-        """Whether it is to run again."""
+        """Return whether it is to run again."""
         if self.found.cancelled():
             return False
         result, error = _tried(self.compute)
@@ -67,17 +67,17 @@ class Compute:
         self._clock = clock
 
     async def run(self, quantum: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `quantum`, which runs to its end even when the caller is cancelled."""
+        """Return the result of `quantum`, which runs to its end even when the caller is cancelled."""
         result: T = await self._asked(Quantum(WORK.get(), partial(quantum, *args, **kwargs), repeats=False))
         return result
 
     async def until(self, quantum: Callable[[], T | None]) -> T:
-        """The first result of `quantum` that is not None; it runs again and again, whenever it is its turn."""
+        """Return the first result of `quantum` that is not None; it runs again and again, whenever it is its turn."""
         result: T = await self._asked(Quantum(WORK.get(), quantum, repeats=True))
         return result
 
     async def each(self, quanta: Iterable[Callable[[], T]]) -> list[T]:
-        """The results of all of them, in their order."""
+        """Return the results of all of them, in their order."""
         left, found = iter(quanta), list[T]()
         following = next(left, None)
         if following is None:
@@ -121,7 +121,7 @@ class Compute:
             self._turns.charge(turn, seconds)
 
     def close(self) -> None:
-        """What has not begun is cancelled."""
+        """Cancel the work that has not begun, and wait for the rest."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         while self._turns:
             self._turns.take().what.found.cancel()

@@ -66,7 +66,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the checkpoint has; tied embeddings count once."""
+        """Count the numbers in the checkpoint; tied embeddings count once."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         weights = 2 * (query + key) * hidden + 3 * hidden * inner
@@ -119,7 +119,7 @@ def _architecture(data: Mapping[str, Any], where: str) -> str:
 
 
 def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:
-    """The sizes of attention, which must fit each other."""
+    """Return the sizes of attention, which must fit each other."""
     hidden, heads = (_integer(data, key, where) for key in ("hidden_size", "num_attention_heads"))
     found = {"num_key_value_heads": heads, "head_dim": hidden // heads}
     for key in found:
@@ -161,7 +161,9 @@ def _refuse_options(data: Mapping[str, Any], layers: int, where: str) -> None:
 
 
 def _slides(data: Mapping[str, Any], layers: int) -> bool:
-    """Whether any layer is not full attention: `layer_types` decides, else those from max_window_layers on slide."""
+    """Return whether any layer is not full attention: `layer_types` decides, else those from max_window_layers on
+    slide.
+    """
     if data.get("layer_types"):
         return any(kind != "full_attention" for kind in data["layer_types"])
     window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None

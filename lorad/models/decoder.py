@@ -22,7 +22,7 @@ LayerForward = Callable[[Tensor], Tensor]
 
 
 def at_once(layer: LayerForward, x: Tensor) -> Tensor:
-    """How a layer is run unless somebody knows better."""
+    """Run a layer plainly, without recomputation."""
     return layer(x)
 
 
@@ -34,7 +34,7 @@ def hidden(
     lora: LoraApply | None = None,
     run: Callable[[LayerForward, Tensor], Tensor] = at_once,
 ) -> Tensor:
-    """The normalised last hidden state, [batch, time, hidden].
+    """Return the normalised last hidden state, [batch, time, hidden].
 
     ids: int64 [batch, time]; positions: int64 [batch, time] or [time], below `max_position_embeddings`. run: gets each
     layer and its input. Differentiable with respect to what `lora` adds; the base itself never requires grad.

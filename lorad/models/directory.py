@@ -47,7 +47,7 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The cached snapshot, if whatever lorad reads of it is there."""
+    """Return the cached snapshot, if whatever lorad reads of it is there."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -62,7 +62,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _download(path: str, name: str, revision: str | None, any_architecture: bool) -> Path:
-    """What the builtin backend does not compute is refused before its weights are fetched."""
+    """Download a model; what the builtin backend does not compute is refused before its weights are fetched."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
@@ -86,7 +86,7 @@ def _download(path: str, name: str, revision: str | None, any_architecture: bool
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The config of a complete directory: `config.json` is known and every weight file that it needs is there.
+    """Return the config of a complete directory: `config.json` is known and every weight file that it needs is there.
 
     Raises: SpecError that names the missing or unsupported part.
     """
@@ -97,7 +97,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model, in a stable order; a single file wins over shards, as in transformers.
+    """Return the safetensors files of the model, in a stable order; a single file wins over shards, as in transformers.
 
     Raises: SpecError when one is missing.
     """
@@ -116,7 +116,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that the index names, each of which lies beside it. Raises SpecError."""
+    """Return the files that the index names, each of which lies beside it. Raises SpecError."""
     named = read_json(index).get("weight_map")
     names = set(named.values()) if isinstance(named, dict) and all(isinstance(n, str) for n in named.values()) else {""}
     for name in sorted(names):
@@ -126,7 +126,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model. Raises SpecError."""
+    """Return the JSON object in a file of a model. Raises SpecError."""
     try:
         data = json.loads(read_file(path, JSON_BYTES))
     except FileNotFoundError as error:

@@ -56,7 +56,9 @@ class ModelFacts:
     expert_count: int
 
     def bytes(self, dtype: str = "auto") -> int:
-        """Of the weights once loaded; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown one."""
+        """Return the bytes of the loaded weights; `auto` is the checkpoint's own dtype. Raises SpecError for an unknown
+        one.
+        """
         name = self.dtype if dtype == "auto" else dtype
         if name not in BYTES:
             raise SpecError(f"{name} is not supported", key="model.dtype", hint=f"use one of {', '.join(BYTES)}")
@@ -64,7 +66,7 @@ class ModelFacts:
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """Of a complete directory, whatever its architecture.
+    """Read the facts of a complete directory, whatever its architecture.
 
     Raises: SpecError that names the missing part, and for quantized weights, which nothing trains on.
     """
@@ -151,7 +153,7 @@ def _is_target(module: str) -> bool:
 
 
 def _active(config: Mapping[str, Any], counts: Mapping[str, int]) -> int:
-    """Without the share of the experts that a token is not sent to."""
+    """Count the parameters that a token uses: all, without the experts that it is not sent to."""
     experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
     used = next((config[key] for key in ("num_experts_per_tok", "moe_topk") if config.get(key)), None)
     there = _first(config, _EXPERTS)

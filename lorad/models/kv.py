@@ -19,9 +19,10 @@ def bytes_per_token(base: Base) -> int:
 
 
 class KVCache:
-    """For each layer [k and v, slots, kv heads, length, head_dim].
+    """Keys and values, for each layer [k and v, slots, kv heads, length, head_dim].
 
-    What is masked must be finite, since 0 x NaN is NaN: it begins as zeros, and who leaves NaN in a slot wipes it.
+    Masked values must be finite, since 0 x NaN is NaN: the cache begins as zeros, and who leaves NaN in a slot wipes
+    it.
     """
 
     def __init__(self, base: Base, slots: int, length: int) -> None:
@@ -138,7 +139,9 @@ class DecodeAttention:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
     def _products(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """On a CPU two batched products are faster than the fused kernel, which is made for long queries."""
+        """Attend by two batched products: on a CPU they are faster than the fused kernel, which is made for long
+        queries.
+        """
         q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
         scores = torch.bmm(q, keys.transpose(1, 2)).view(self.rows, -1, q.shape[1], self.span)
         scores = scores.mul_(self.scale).add_(self.bias)

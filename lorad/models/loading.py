@@ -55,7 +55,7 @@ class _Source:
         return self.stack([name], [shape[0]], *shape[1:])
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *columns: int) -> Tensor:
-        """The tensors one above the other, in one allocation: no second copy of a weight exists at any time."""
+        """Return the tensors one above the other, in one allocation: no second copy of a weight exists at any time."""
         whole = torch.empty(sum(rows), *columns, dtype=self.dtype, device=self.device)
         for name, part in zip(names, whole.split(list(rows)), strict=True):
             part.copy_(self._mapped(name, tuple(part.shape)))
@@ -77,7 +77,9 @@ class _Source:
         return tensor
 
     def check_rest(self, embed: Tensor) -> None:
-        """What was not read changes nothing: a second copy of tied embeddings, frequencies that config.json implies."""
+        """Check that unread tensors change nothing: a second copy of tied embeddings, frequencies that config.json
+        implies.
+        """
         if HEAD in self.rest and not torch.equal(self.take(HEAD, *embed.shape), embed):
             raise SpecError(
                 f"{self.files[HEAD]}: {HEAD} differs from {EMBED}, config.json ties them",

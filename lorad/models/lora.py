@@ -24,7 +24,7 @@ class LoraApply(Protocol):
     """What the forward asks of an adapter."""
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:
-        """The group's output with the adapter: y + delta(x); y itself when the adapter has nothing there.
+        """Return the group's output with the adapter: y + delta(x); y itself when the adapter has nothing there.
 
         x: [tokens, in], y: [tokens, out] (fresh, contiguous: may be written to under no_grad).
         group: a key of `GROUPS`, or "lm_head" with layer = number of layers.
@@ -38,7 +38,7 @@ def members(layer: int, group: str) -> tuple[str, ...]:
 
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:
-    """Every (layer, group) of a base at which `LoraApply.apply` can be asked for a delta."""
+    """Return every (layer, group) of a base at which `LoraApply.apply` can be asked for a delta."""
     inner = [(layer, group) for layer in range(len(base.layers)) for group in GROUPS]
     return inner if base.config.tie_word_embeddings else [*inner, (len(base.layers), "lm_head")]
 
@@ -70,7 +70,7 @@ class FrozenLora:
         return y.addmm_(F.linear(x, pair[0]), pair[1].t())
 
     def nbytes(self) -> int:
-        """Bytes that the copy holds."""
+        """Return the bytes that the copy holds."""
         return sum(t.numel() * t.element_size() for pair in self.pairs.values() for t in pair)
 
 
@@ -82,7 +82,7 @@ Signature = tuple[tuple[Place, int], ...]
 
 
 def signature(base: Base, loras: Sequence[FrozenLora | None]) -> Signature:
-    """What the shapes of a `MixedLora` depend on beside the number of its adapters."""
+    """Return what the shapes of a `MixedLora` depend on beside the number of its adapters."""
     found = []
     for place in fused_groups(base):
         ranks = [lora.pairs[place][0].shape[0] for lora in loras if lora is not None and place in lora.pairs]

@@ -27,7 +27,7 @@ class Merger:
         self.copies: OrderedDict[FrozenLora, Base] = OrderedDict()
 
     def alone(self, lora: FrozenLora | None) -> tuple[Base, LoraApply | None]:
-        """The base to run and what to add to it."""
+        """Return the base to run and what to add to it."""
         if lora is None or not self.is_worth_it:
             return self.base, lora
         if lora not in self.copies:
@@ -38,7 +38,7 @@ class Merger:
         return self.copies[lora], None
 
     def forget(self, lora: FrozenLora | None) -> None:
-        """Its version is unloaded."""
+        """Drop what is kept for a version that is unloaded."""
         if lora is not None:
             self.copies.pop(lora, None)
 

@@ -25,7 +25,7 @@ class Rope(NamedTuple):
         return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
 
     def rotate_back(self, y: Tensor) -> Tensor:
-        """The transpose of `rotate`: the gradient of its argument."""
+        """Return the transpose of `rotate`: the gradient of its argument."""
         return (y * self.cos).add_(torch.roll(y * self.sin, y.shape[-1] // 2, -1))
 
 
@@ -134,7 +134,7 @@ class _RmsNorm(Function):
 
 
 def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """With r = 1 / rms(x) and t = grad * weight: r t - r^3 x mean(t x)."""
+    """Return r t - r^3 x mean(t x), with r = 1 / rms(x) and t = grad * weight: the gradient with respect to x."""
     x32, t = x.float(), grad.float() * weight
     r = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     along = (t * x32).mean(-1, keepdim=True).mul_(r.pow(3)).neg_()
@@ -194,5 +194,5 @@ class _SplitRotate(Function):
 
 
 def _turned(qkv: Tensor, heads: int) -> int:
-    """How many heads of q, k, v are of q and k."""
+    """Count the heads of q, k, v that belong to q and k."""
     return (qkv.shape[-2] + heads) // 2

@@ -33,7 +33,7 @@ class RopeParameters:
 
 
 def parse_rope(data: Mapping[str, Any], max_positions: int, where: str) -> RopeParameters:
-    """From `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of transformers.
+    """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`; the precedence is that of transformers.
 
     Raises: SpecError for a type that is not in `ROPE_TYPES`, an embedding that differs by layer or covers a part of
     the head, and a field that is missing or no positive number.
@@ -64,7 +64,7 @@ def _whole_model(rope: Any, where: str) -> Mapping[str, Any]:
 
 
 def _scaling(rope_type: str, rope: Mapping[str, Any], original: int | None, max_positions: int) -> dict[str, Any]:
-    """The fields that a type needs, unchecked; None where one is missing."""
+    """Return the fields that a type needs, unchecked; None where one is missing."""
     if rope_type in ("default", "dynamic"):
         return {}
     if rope_type == "linear":

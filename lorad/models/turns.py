@@ -26,14 +26,14 @@ RECENT = 1.0  # seconds of work after which what was done before counts half
 
 
 class Account(ABC):
-    """What has credit. haste: how much of its weight counts."""
+    """A holder of credit. haste: the factor by which its weight counts."""
 
     haste = 1.0
 
     @property
     @abstractmethod
     def parties(self) -> Collection[Party]:
-        """Whose weight it has, each once."""
+        """Return the parties whose weight the account has, each once."""
 
 
 class Party(Account):
@@ -57,15 +57,15 @@ class Work(ABC):
     @property
     @abstractmethod
     def account(self) -> Account:
-        """In whose line it waits."""
+        """Return the account in whose line the work waits."""
 
     @abstractmethod
     def parts(self) -> Iterable[tuple[Account, float]]:
-        """Who pays for it, when it is done. A part below zero pays debts off."""
+        """Return who pays which part of the work's cost. A part below zero pays debts off."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Tell whose it is that they waited so long for their turn."""
+        """Report to its callers that they waited so long for their turn."""
 
 
 class Caller(Work):
@@ -113,7 +113,7 @@ WORK: ContextVar[Work] = ContextVar("work", default=POOL)
 
 
 def caller() -> Caller:
-    """The call that is under way, to tell it of waiting; the pool's own when there is none, or several."""
+    """Return the running call, which collects its waiting time; the pool's own when there is none, or several."""
     work = WORK.get()
     return work if isinstance(work, Caller) else POOL
 
@@ -138,11 +138,11 @@ class Turns(Generic[T]):
         return sum(map(len, self._lines.values()))
 
     def put(self, work: Work, what: T) -> None:
-        """At the end of the line of the work's account."""
+        """Append work to the line of its account."""
         self._lines.setdefault(work.account, deque()).append(Turn(work, what))
 
     def take(self) -> Turn[T]:
-        """Who is next. There must be one; `charge` it when it is done."""
+        """Take the next turn off its line. There must be one; `charge` it when it is done."""
         first = self._first()
         account = self._next() if first is None else first
         line = self._lines.pop(account)
@@ -152,7 +152,7 @@ class Turns(Generic[T]):
         return turn if first is None else turn._replace(is_ahead=True)
 
     def charge(self, turn: Turn[T], seconds: float) -> None:
-        """What it cost."""
+        """Charge the cost of a turn to those who pay for its work."""
         seconds = max(seconds, LEAST)
         account = turn.work.account
         self._count(account, seconds)
@@ -178,7 +178,7 @@ class Turns(Generic[T]):
             self._new_rounds()
 
     def _new_rounds(self) -> None:
-        """As many as it takes until somebody may go."""
+        """Give credit for as many rounds as it takes until somebody has some."""
         lines = Counter(party for account in self._lines for party in account.parties)
         incomes = {
             account: ROUND * account.haste * (sum(party.weight / lines[party] for party in account.parties) or 1.0)
@@ -193,7 +193,7 @@ class Turns(Generic[T]):
             self._credit[account] = self._credit.get(account, 0.0) + rounds * income
 
     def _leave(self, account: Account) -> None:
-        """It does not wait any more: what it had left is gone; what a party owes is not."""
+        """Drop the credit left to an account that stopped waiting; a party keeps its debt."""
         if self._credit.get(account, 0.0) >= 0 or not isinstance(account, Party):
             self._credit.pop(account, None)
 
@@ -217,7 +217,7 @@ class TurnLock:
         self._since = 0.0
 
     async def acquire(self) -> None:
-        """For the call that is under way. Who is cancelled while it waits takes its place back."""
+        """Wait for the lock on behalf of the running call; one that is cancelled meanwhile gives its place up."""
         work, asked, mine = WORK.get(), self._clock(), asyncio.get_running_loop().create_future()
         self._turns.put(work, mine)
         if self._holder is None:
@@ -231,7 +231,7 @@ class TurnLock:
         work.wait(self._clock() - asked)
 
     def release(self) -> None:
-        """Raises RuntimeError when nobody holds it."""
+        """Release the lock to who is next. Raises RuntimeError when nobody holds it."""
         if self._holder is None:
             raise RuntimeError("nobody holds the lock")
         self._turns.charge(self._holder, self._clock() - self._since)

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def prepare(config: PoolSetup) -> None:
-    """What must be decided before torch is imported: its threads, and where the user's classes are."""
+    """Set what must be decided before torch is imported: its threads, and the path of the user's classes."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(config.threads)
     if config.pythonpath:

@@ -17,7 +17,7 @@ ADAPTERS = 4  # one in so many bytes that the base leaves, of a GPU and at least
 
 
 def memory_for_adapters(config: PoolSetup) -> int:
-    """Bytes that slots and versions may take once both sides have started; 0: not known.
+    """Return the bytes that slots and versions may take once both sides have started; 0: not known.
 
     On a CPU what the pool's share of the machine leaves beside the processes and the cache of an engine in the pool,
     which a small machine never fills. On a GPU it is known where one base serves both sides.

@@ -14,7 +14,7 @@ FILE = "pool.json"
 
 
 def read(directory: Path) -> PoolSetup:
-    """The configuration of a pool. Raises SpecError when it is missing or not usable."""
+    """Return the configuration of a pool. Raises SpecError when it is missing or not usable."""
     path = directory / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=PoolSetup)
@@ -25,9 +25,9 @@ def read(directory: Path) -> PoolSetup:
 
 
 def log_directory(directory: Path) -> Path:
-    """Of the present life: the newest attempt, where the shim puts the pool's own log. Without a shim, the pool's.
+    """Return the directory of the pool's log: that of the newest attempt, else (started without a shim) the pool's own.
 
-    A pool that belongs to another user than the daemon sees no attempts but the one that its shim tells it.
+    A pool that belongs to another user than the daemon sees only the attempt that its shim names.
     """
     if (attempt := os.environ.get("LORAD_ATTEMPT")) and (theirs := Path(attempt) / "work").is_dir():
         return theirs

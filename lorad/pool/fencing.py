@@ -43,7 +43,7 @@ class Fence:
 
     @property
     def busy(self) -> str:
-        """The verb under way, or `idle`."""
+        """Return the verb under way, or `idle`."""
         return self.phase if self.phase != IDLE or not self._streams else "generate"
 
     async def once(self, call: Call, work: Work) -> Any:
@@ -60,13 +60,13 @@ class Fence:
         return await asyncio.shield(reply.task)
 
     async def read(self, call: Call, work: Work) -> Any:
-        """The result of a call that reads the slot, between the ones that change it."""
+        """Return the result of a call that reads the slot, between the ones that change it."""
         self._admit(call)
         return await asyncio.shield(self._spawn(call, work))
 
     @contextmanager
     def stream(self, call: Call, request: str) -> Iterator[Callable[[], None]]:
-        """Around a stream of the run; gives a check that raises Fenced once a newer attempt began."""
+        """Enter a stream of the run; provides a check that raises Fenced once a newer attempt began."""
         self._admit(call)
         self._streams[request] = call.attempt
         try:

@@ -19,7 +19,10 @@ PENDING = 4  # versions of a run that may wait for the disk: each holds its tens
 
 
 class VersionFiles:
-    """base_model: what the PEFT configuration names as the base. Each later call of a run is told of a failed write."""
+    """Writes and reads the files of versions in a thread of its own; a failed write fails each later call of its run.
+
+    base_model: what the PEFT configuration names as the base.
+    """
 
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model
@@ -34,7 +37,7 @@ class VersionFiles:
         self._pending.setdefault(run, []).append(future)
 
     def check(self, run: str) -> None:
-        """Raises what went wrong with the files of an earlier version of `run`; does not wait."""
+        """Raise what went wrong with the files of an earlier version of `run`; does not wait."""
         waiting = self._pending.get(run, [])
         for future in [future for future in waiting if future.done()]:
             if (error := future.exception()) is not None:

@@ -1,4 +1,4 @@
-"""From a configuration to a pool that answers: a trainer and an engine, watched while they serve."""
+"""Start a pool from its configuration: make the trainer and the engine, and watch both while they serve."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def run(config: PoolSetup, root: Path) -> None:
 
 
 async def follow_loop() -> None:
-    """What blocks the loop shows in the heartbeat."""
+    """Beat once per LOOP_SECONDS, so that the heartbeat shows when something blocks the loop."""
     while True:
         HEART.looped()
         await asyncio.sleep(LOOP_SECONDS)
@@ -84,7 +84,7 @@ async def watch_both(pool: Pool) -> PoolLost:
 
 
 async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
-    """Without a daemon nobody else ends an idle pool, which would keep its devices for ever."""
+    """Stop a pool that nobody has needed for a while, when no daemon is there to end it and free its devices."""
     alone_since, patience = time.monotonic(), min(ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
         if is_needed(pool, config, home):
@@ -95,8 +95,10 @@ async def end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
 
 
 def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
-    """It was used of late, a driver is connected, or a daemon decides. What is kept for aliases and pins stays for as
-    long as a gateway can serve it."""
+    """Return whether the pool was used lately, has a driver connected, or has a daemon to decide when it ends.
+
+    Versions that aliases and pins keep loaded also need it, as long as a gateway can serve them.
+    """
     if pool.meter.drivers or pool.meter.idle_seconds <= config.idle_timeout or answers(home.socket):
         return True
     is_shared = home.gateway_of(os.getuid()).is_dir()
@@ -105,7 +107,7 @@ def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
 
 
 async def what_is_lost(pool: Pool) -> str:
-    """In words; "" while both are alive."""
+    """Describe which of engine and trainer was lost; "" while both are alive."""
     engine, trainer = await pool.engine.health(), await pool.work.health()
     if not engine.alive:
         return f"the engine serves nobody any more: {engine.detail}"
@@ -114,7 +116,7 @@ async def what_is_lost(pool: Pool) -> str:
 
 @asynccontextmanager
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
-    """The pool of a configuration, without its socket; closed at the end, with all files written."""
+    """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     compute = Compute()
     try:
         digest = asyncio.create_task(asyncio.to_thread(weights_sha256, Path(config.model_path)))
@@ -142,7 +144,9 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
 
 
 def _info(config: PoolSetup, training: Training, engine: Engine, facts: ModelFacts, model_sha256: str) -> PoolInfo:
-    """Versions of what a trainer apart is made of are under `trainer.`: this process may have others of that name."""
+    """Describe the pool; a separate trainer's package versions are under `trainer.`, since this process may have
+    others.
+    """
     trainer = training.trainer.capabilities()
     here = {name: importlib.metadata.version(name) for name in SOFTWARE}
     there = {f"trainer.{name}": version for name, version in training.trainer.software().items()}

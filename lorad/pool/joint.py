@@ -37,7 +37,7 @@ class Joint:
         self._worker: asyncio.Task[None] | None = None
 
     async def forward_backward(self, work: GradientWork) -> LossStats:
-        """See `Trainer.forward_backward`: what is wrong with a call is told to its caller, and holds up nobody."""
+        """See `Trainer.forward_backward`. A call with wrong arguments fails alone and does not delay the others."""
         tokens = tokens_of(work.batch)
         if not self._joins or tokens > MOST_TOKENS:
             return await self._trainer.forward_backward(work.slot, work.batch, work.targets, work.loss, work.normaliser)
@@ -66,7 +66,7 @@ class Joint:
                         asked.done.set_result(own)
 
     def _next(self) -> list[Asked]:
-        """Those that have waited longest, each slot once."""
+        """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the queue."""
         self._waiting = [asked for asked in self._waiting if not asked.done.done()]
         some: dict[str, Asked] = {}
         tokens = 0

@@ -50,9 +50,10 @@ class Entry:
 
 
 class LoadedVersions:
-    """All methods belong to the pool's asyncio loop; unloading waits for requests in flight, in the background.
+    """The versions that the engine holds; unloading waits in the background for requests in flight.
 
-    forget: is told the engine's name of each version that goes, before it goes.
+    All methods belong to the pool's asyncio loop.
+    forget: called with the engine's name of each version before it is unloaded.
     """
 
     def __init__(self, engine: Engine, forget: Callable[[str], None]) -> None:
@@ -69,14 +70,14 @@ class LoadedVersions:
         return sorted(entry.version for entry in self._entries.values() if entry.kept)
 
     def let_go(self, version: str) -> None:
-        """The end of `kept`: nobody asks for it any more, unless its run does."""
+        """End `kept`: drop the version unless its run still uses it."""
         if (entry := self._entries.get(version)) is not None and entry.kept:
             entry.kept = entry.served = False
             if not entry.held:
                 self._drop(entry)
 
     async def make_room(self, version: str, places: int) -> None:
-        """So many more versions fit into the engine: what was served and is not used now goes. Raises Conflict."""
+        """Make room for so many more versions: unload those that were served and are unused. Raises Conflict."""
         while len(loaded := await self._engine.loaded()) + places > (most := self._engine.capabilities().max_versions):
             if not self._trim(places=places) and not self._background:
                 names = ", ".join(sorted(held.name for held in loaded))
@@ -98,18 +99,18 @@ class LoadedVersions:
         return Entry(version, name, source.digest, held=True, served=False, delivered=loaded.delivered)
 
     def adopt(self, entry: Entry) -> None:
-        """The entry passed its attestation: from now on its version means it."""
+        """Put an entry that passed its attestation in place: from now on its version means it."""
         if (old := self._entries.get(entry.version)) is not None:
             self._drop(old)
         self._entries[entry.version] = entry
 
     async def refuse(self, entry: Entry) -> None:
-        """The entry did not pass: gone, before this returns."""
+        """Unload an entry that did not pass, before this returns."""
         self._forget(entry.engine_name)
         await self._engine.unload(entry.engine_name)
 
     def release(self, entry: Entry) -> None:
-        """Its run does not want it any more; it stays while it is served."""
+        """Let go of an entry on behalf of its run; it stays while it is served."""
         entry.held = False
         if not entry.served:
             self._drop(entry)
@@ -118,7 +119,7 @@ class LoadedVersions:
     async def serve(
         self, version: str, digest: str, bring: Callable[[], Awaitable[Entry]], *, keep: bool = False
     ) -> Entry:
-        """The loaded version, or what `bring` loads. Raises IntegrityError when other bytes are loaded."""
+        """Return the loaded version, or what `bring` loads. Raises IntegrityError when other bytes are loaded."""
         if version not in self._entries:
             async with self._loading:
                 if version not in self._entries:
@@ -168,7 +169,7 @@ class LoadedVersions:
         return bool(gone)
 
     def _drop(self, entry: Entry) -> None:
-        """Nobody finds it from now on; it goes when its last user has."""
+        """Hide an entry from now on, and unload it when its last user has finished."""
         if self._entries.get(entry.version) is entry:
             del self._entries[entry.version]
         self._later(self._unload(entry))

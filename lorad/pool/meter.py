@@ -21,7 +21,7 @@ class Meter:
 
     @contextmanager
     def activity(self) -> Iterator[None]:
-        """Around one call that counts as use of the pool."""
+        """Count the call inside the block as use of the pool."""
         self._active += 1
         try:
             yield

@@ -25,26 +25,26 @@ class Parties:
         self._on_slot: dict[str, float] = {}
 
     def caller(self, call: Call) -> Caller:
-        """Who makes this call."""
+        """Return who makes this call."""
         return Caller(self.of(call.run) if call.run else self._served)
 
     def of(self, run: str) -> Party:
         return self._runs.setdefault(run, Party(run))
 
     def joins(self, run: str, priority: int) -> None:
-        """It counts from zero."""
+        """Reset the time that the run has waited, and set its weight."""
         party = self.of(run)
         party.weight, party.waited = weight_of(priority), 0.0
         self._on_slot.pop(run, None)
 
     def leaves(self, run: str) -> None:
-        """What it still has under way keeps its weight."""
+        """Forget the run; its calls under way keep their weight."""
         self._runs.pop(run, None)
         self._on_slot.pop(run, None)
 
     @contextmanager
     def on_slot(self, run: str) -> Iterator[None]:
-        """Around a call's work on the slot of its run: what it waits is counted until `take`."""
+        """Count the time that a call's work on the slot of its run waits inside the block, until `take`."""
         before = caller().waited
         try:
             yield
@@ -52,5 +52,5 @@ class Parties:
             self._on_slot[run] = self._on_slot.get(run, 0.0) + caller().waited - before
 
     def take(self, run: str) -> float:
-        """Seconds that its work on its slot waited since this was asked last."""
+        """Return the seconds that its work on its slot waited since this was asked last."""
         return self._on_slot.pop(run, 0.0)

@@ -26,7 +26,7 @@ from lorad.trainers.base import Trainer
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 1024  # callers
-LINGER = 0.1  # seconds after a training verb in which its run is expected to go on with the next
+LINGER = 0.1  # seconds after a training verb in which its run is expected to make the next call
 
 Kind = Literal["training", "serving"]
 KINDS: tuple[Kind, Kind] = ("training", "serving")
@@ -41,10 +41,11 @@ class Waiter:
 
 
 class Phases:
-    """All methods belong to the pool's asyncio loop. Nothing here is entered from inside itself.
+    """Decides who may use the devices: training or serving. No method is called from inside another.
 
-    is_timesliced: False when both kinds may go on at once; then nobody ever waits here. lodger: a trainer whose base is
-    moved away while the engine is awake, and so is away now; None: the trainer's stays where it is.
+    All methods belong to the pool's asyncio loop.
+    is_timesliced: False when both kinds may run at once; then nothing ever waits here.
+    lodger: a trainer whose base is off the devices while the engine is awake (and now); None: it stays on them.
     """
 
     def __init__(self, engine: Engine, *, is_timesliced: bool, lodger: Trainer | None = None) -> None:
@@ -57,20 +58,22 @@ class Phases:
         self._trained, self._trained_at = "", 0.0
 
     def training(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Around what needs the device for the trainer. Raises Conflict, and what the engine raised when it slept."""
+        """Hold the device for the trainer inside the block. Raises Conflict, and what the engine raised when it
+        slept.
+        """
         return self._phase("training", run)
 
     def serving(self, run: str = "") -> AbstractAsyncContextManager[None]:
-        """Around what needs the engine awake. Raises Conflict, and what the engine raised when it woke."""
+        """Keep the engine awake inside the block. Raises Conflict, and what the engine raised when it woke."""
         return self._phase("serving", run)
 
     def with_base(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Around what computes with the trainer's base and is no training: it waits only where the base may be away."""
+        """Keep the trainer's base in place for work other than training; waits only where the base may be away."""
         return self.training(run) if self._lodger is not None else nullcontext()
 
     @property
     def is_base_away(self) -> bool:
-        """The trainer's base is in host memory."""
+        """Return whether the trainer's base is in host memory."""
         return self._is_away
 
     def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
@@ -137,7 +140,7 @@ class Phases:
         return is_now and (kind == "training" or not self._waiting["training"])
 
     def _give_up(self, kind: Kind, waiter: Waiter) -> None:
-        """Its caller was cancelled, perhaps in the moment in which its turn came."""
+        """Withdraw a waiter whose caller was cancelled, perhaps in the moment in which its turn came."""
         if waiter in self._waiting[kind]:
             self._waiting[kind].remove(waiter)
             self._advance()
@@ -171,8 +174,9 @@ class Phases:
                 waiter.turn.set_result(None)
 
     def _lingers(self) -> float:
-        """Seconds for which the run that has trained may still go on; 0 when it waits itself for the engine, not with
-        a stream: that may be of what it samples ahead.
+        """Return the seconds for which the run that trained last may keep its turn.
+
+        0 when it waits itself for the engine. A stream does not count: it may be what the run samples ahead.
         """
         mine = (waiter for waiter in self._waiting["serving"] if waiter.run == self._trained)
         if self._kind != "training" or not all(waiter.is_stream for waiter in mine):
@@ -180,7 +184,7 @@ class Phases:
         return self._trained_at + LINGER - time.monotonic()
 
     async def _become(self, kind: Kind) -> None:
-        """All who wait for it when it has come to be get in, or are told why it has not."""
+        """Change the phase, then let in all who wait for it, or raise in them why the change failed."""
         started = time.monotonic()
         self._kind, error = None, None
         try:

@@ -26,7 +26,9 @@ def dtype_of(config: PoolSetup, facts: ModelFacts) -> Literal["float32", "bfloat
 
 
 def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
-    """Of the base, on each of the trainer's devices. FSDP cuts it over all ranks, Megatron over tp and pp."""
+    """Return the bytes of the base on each of the trainer's devices: FSDP shards it over all ranks, Megatron over tp
+    and pp.
+    """
     whole = facts.bytes(dtype_of(config, facts))
     ranks = config.ranks
     if ranks is None:
@@ -35,7 +37,8 @@ def trainer_bytes(config: PoolSetup, facts: ModelFacts) -> int:
 
 
 def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool) -> int:
-    """Bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside the engine's.
+    """Return the bytes for keys and values of an engine in the pool's process. own: the trainer's base is beside
+    the engine's.
 
     The same on each start, since samples that outgrow it are computed again, which is not bit for bit the same.
     """
@@ -47,9 +50,9 @@ def engine_cache(config: PoolSetup, facts: ModelFacts, base: Base, *, own: bool)
 
 
 def server_share(config: PoolSetup, facts: ModelFacts) -> float:
-    """Of each device's memory, for all servers on it: what the trainer leaves when it does not train, or half.
+    """Return the fraction of each device's memory for all servers on it: what an idle trainer leaves free, or half.
 
-    Raises SpecError when that is no room.
+    Raises SpecError when that leaves no room.
     """
     if config.device == "cpu":
         return config.memory_fraction
@@ -66,10 +69,10 @@ def server_share(config: PoolSetup, facts: ModelFacts) -> float:
 
 
 def beside_base(config: PoolSetup, facts: ModelFacts) -> int:
-    """Bytes of a GPU that the pool may use and its one base does not take."""
+    """Return the bytes of a GPU that the pool may use and its one base does not take."""
     return max(0, int(_total(config) * config.memory_fraction) - trainer_bytes(config, facts))
 
 
 def _total(config: PoolSetup) -> int:
-    """Bytes of the device."""
+    """Return the bytes of the device."""
     return int(torch.cuda.get_device_properties(torch.device(config.device)).total_memory)

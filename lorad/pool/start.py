@@ -151,7 +151,7 @@ class _Start:
 async def _side_by_side(
     training: Coroutine[Any, Any, Training], engine: Coroutine[Any, Any, Engine]
 ) -> tuple[Training, Engine]:
-    """Both, or neither: when one fails, the other is ended too."""
+    """Start both, or neither: when one fails, the other is ended too."""
     first, second = asyncio.create_task(training), asyncio.create_task(engine)
     try:
         await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
@@ -171,7 +171,7 @@ async def _side_by_side(
 
 
 def _check_mode(config: PoolSetup, engine: Engine) -> None:
-    """Raises SpecError for a mode that the two sides cannot keep."""
+    """Raise SpecError for a mode that the two sides cannot keep."""
     apart = {config.trainer: config.ranks is not None, config.engine: config.server is not None}
     if config.mode == "fused" and any(apart.values()):
         name = next(name for name, is_apart in apart.items() if is_apart)

@@ -60,7 +60,7 @@ class Pool:
         return self.fences.setdefault(run, Fence(run, self.engine.abort))
 
     def tenant(self, call: Call) -> Tenant:
-        """The caller's. Raises Conflict when its slot is not open."""
+        """Return the caller's. Raises Conflict when its slot is not open."""
         tenant = self.tenants.get(call.run)
         if tenant is None or tenant.attempt != call.attempt:
             raise Conflict(f"{call.run} attempt {call.attempt} has no open slot", hint="Its next call must be open.")

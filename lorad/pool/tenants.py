@@ -18,7 +18,7 @@ LEAST_KEPT = 2  # versions of a run: the current one and the one before
 
 
 def reference_slot(run: str) -> str:
-    """No run has such a name."""
+    """Return the name of the slot of a run's reference, which no run can have."""
     return f"reference:{run}"
 
 
@@ -33,7 +33,7 @@ class Proof:
     times: float = 1.0
 
     def is_due(self, every: int, returns: int) -> bool:
-        """Whether the next version is to be amplified. every: see `Open`."""
+        """Return whether the next version is to be amplified. every: see `Open`."""
         return self.returns != returns or 0 < every <= self.since + 1
 
     def count(self, outcome: Outcome, returns: int) -> None:
@@ -68,14 +68,14 @@ class Tenant:
 
     @property
     def reference(self) -> str:
-        """The frozen slot of its reference. Raises Conflict where it was opened without one."""
+        """Return the frozen slot of its reference. Raises Conflict where it was opened without one."""
         if self.spec.reference is None:
             raise Conflict(f"{self.run} was opened without a reference", hint="`open` names one.")
         return reference_slot(self.run)
 
     @property
     def current(self) -> str:
-        """What the engine calls the current version; "" while there is none."""
+        """Return the engine's name for the current version; "" while there is none."""
         return self.versions[-1].engine_name if self.versions else ""
 
     def attested(self, version: str) -> Entry:
@@ -89,7 +89,7 @@ class Tenant:
         )
 
     def advance(self, number: int, entry: Entry, change: np.ndarray, files: Files) -> list[Entry]:
-        """The entry is current now; returns those that the run lets go."""
+        """Make the entry the current one; returns those that the run lets go."""
         self.number, self.change, self.files = number, change, files
         self.versions.append(entry)
         kept = max(LEAST_KEPT, self.spec.kept)

@@ -39,7 +39,9 @@ two more (Kaplan et al., 2020, "Scaling laws for neural language models", sectio
 
 
 def peak_of(name: str) -> float | None:
-    """Of a GPU by the name that torch gives it; the longest part that fits decides. None: not known."""
+    """Return the peak FLOP/s of a GPU by the name that torch gives it; None: unknown. The longest part that fits
+    decides.
+    """
     fitting = [part for part in PEAKS if all(word in name.replace("-", " ").split() for word in part.split())]
     return PEAKS[max(fitting, key=len)] if fitting else None
 
@@ -51,8 +53,10 @@ class Rate(Struct, frozen=True):
     peak: float
 
     def share(self, tokens: int, seconds: float, *, recomputes: bool) -> float:
-        """Of the devices' peak: model flops utilization (Chowdhery et al., 2022, PaLM, appendix B), counting, unlike
-        there, what is computed a second time.
+        """Return the model FLOPs utilization: the share of the devices' peak (Chowdhery et al., 2022, PaLM, appendix
+        B).
+
+        Unlike there, FLOPs that are computed a second time count too.
         """
         per_token = (FORWARD + BACKWARD + (FORWARD if recomputes else 0)) * self.parameters
         return per_token * tokens / (seconds * self.peak)
@@ -60,7 +64,7 @@ class Rate(Struct, frozen=True):
 
 @dataclass
 class Done:
-    """Of one run since its last optimizer step."""
+    """What one run has computed since its last optimizer step."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -77,7 +81,7 @@ class Work:
 
     @contextmanager
     def measured(self, run: str, batch: Batch) -> Iterator[None]:
-        """Around a forward and backward pass of a run; what the call waits for its turn is not counted."""
+        """Count the seconds of a run's forward and backward pass, without the wait for its turn."""
         started, waited = time.perf_counter(), caller().waited
         yield
         done = self._done.setdefault(run, Done())
@@ -85,7 +89,7 @@ class Work:
         done.tokens += tokens_of(batch)
 
     def take(self, run: str, *, recomputes: bool) -> tuple[Done, float | None]:
-        """What was done for `run` since this was asked last, and its share of the peak."""
+        """Return what was computed for `run` since the last call, and its share of the devices' peak."""
         done = self._done.pop(run, Done())
         if self.rate is None or not done.seconds:
             return done, None
@@ -93,11 +97,11 @@ class Work:
         return done, share if math.isfinite(share) else None
 
     def forget(self, run: str) -> None:
-        """It leaves: what was done for a step that never came does not count for its next attempt."""
+        """Drop what a leaving run computed for a step that never came, so that its next attempt counts from zero."""
         self._done.pop(run, None)
 
     async def take_memory(self) -> tuple[int | None, int | None]:
-        """Bytes now, and the most since this was asked last; None: not told."""
+        """Return the bytes in use now, and the most since the last call; None: unknown."""
         health = await self.health()
         peak, self._peak = self._peak, None
         return health.memory, peak
@@ -115,5 +119,7 @@ class Work:
 
 
 def tokens_of(batch: Batch) -> int:
-    """Of all samples, each with its prompt, which some trainers compute once for a group."""
+    """Count the tokens of all samples; a prompt counts once per sample, though some trainers compute it once per
+    group.
+    """
     return int((batch.prompt_lengths * batch.group_sizes).sum() + batch.completion_lengths.sum())

@@ -62,7 +62,7 @@ SAMPLE_KEYS = {"prompt", "completion", "answer", "finish"}
 
 
 def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
-    """As `checked`, which ends at the first thing that is wrong; what else is wrong on disk comes with it."""
+    """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to that one."""
     try:
         return checked(spec, cwd=cwd, **machine)
     except SpecError as error:
@@ -72,7 +72,7 @@ def preflight(spec: Spec, *, cwd: Path, **machine: Any) -> SpecFacts:
 
 
 def wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
-    """What the spec names and is not there, whatever else is wrong."""
+    """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(there, source, cwd) for source in (spec.data.train, spec.data.eval) if source),
@@ -157,7 +157,7 @@ def checked(
 
 
 def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
-    """As `resolve`, with relative paths from `cwd`."""
+    """Return the model's directory, like `resolve`, with relative paths from `cwd`."""
     local = cwd / Path(path).expanduser()
     found = str(local) if local.is_dir() and not path.startswith("builtin:") else path
     return resolve(found, any_architecture=any_architecture)
@@ -202,7 +202,7 @@ def check_adapter(spec: Spec, wanted: AdapterConfig, shapes: Shapes, cwd: Path, 
 
 
 def check_reference(directory: Path, shapes: Shapes) -> int:
-    """How many parameters the adapter has that KL is measured against. Raises SpecError unless it fits the base."""
+    """Count the parameters of the adapter that KL is measured against. Raises SpecError unless it fits the base."""
     try:
         found = read_peft(directory)
         validate(found, shapes)
@@ -245,7 +245,7 @@ def check_reward(spec: Spec, data: Dataset, cwd: Path) -> None:
 def warnings(
     spec: Spec, adapter: AdapterConfig, tokenizer: Tokenizer, data: Dataset, held_out: list[Example]
 ) -> list[str]:
-    """What is allowed and probably not meant."""
+    """List settings that are allowed and probably not meant."""
     found = {
         "lora.init: with zero, A and B are both zero and never learn": spec.lora.init == "zero"
         and spec.lora.adapter_path is None,

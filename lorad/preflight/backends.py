@@ -18,9 +18,10 @@ KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 
 
 def check_backends(spec: Spec, config: Config) -> None:
-    """What the spec and config.yaml tell alone. Raises SpecError.
+    """Check what the spec and config.yaml show by themselves.
 
-    For a backend that is neither built in nor configured, and for keys and modes that are for other backends.
+    Raises SpecError for a backend that is neither built in nor configured, and for keys and modes that belong to
+    another.
     """
     check_name("trainer.backend", spec.trainer.backend, trainers.BACKENDS, config, "trainer")
     check_name("rollout.backend", spec.rollout.backend, engines.BACKENDS, config, "engine")
@@ -39,7 +40,10 @@ def server_check() -> Callable[..., list[str]]:
 
 
 def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: str) -> None:
-    """It is one of `known`, or config.yaml gives it a class of this kind (`trainer`, `engine`)."""
+    """Check that `name` is one of `known`, or has a class of this kind (`trainer`, `engine`) in config.yaml.
+
+    Raises SpecError.
+    """
     there = {*known, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
     if name not in there:
         others = f"{', '.join(sorted(there))}; config.yaml can name others, each with the class of its {kind}"
@@ -47,7 +51,7 @@ def check_name(key: str, name: str, known: Iterable[str], config: Config, kind: 
 
 
 def check_other_keys(spec: Spec) -> None:
-    """Nothing is there for servers where the engine is none."""
+    """Refuse keys that are for servers where the engine is none. Raises SpecError."""
     rollout, backend = spec.rollout, spec.rollout.backend
     default = type(rollout)()
     for key in KEYS_OF_SERVERS:
@@ -112,7 +116,7 @@ def check_server_keys(spec: Spec) -> None:
 
 
 def check_url(url: str, urls: tuple[str, ...]) -> None:
-    """It is `http://host:port` or `unix:/path`, and there once."""
+    """Check that `url` is `http://host:port` or `unix:/path`, and listed once. Raises SpecError."""
     hint = "Write http://host:port, or unix:/path for a socket."
     if [other.rstrip("/") for other in urls].count(url.rstrip("/")) > 1:
         raise SpecError(f"{url} is there twice", key="rollout.url", hint="Name each server once.")

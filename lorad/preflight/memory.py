@@ -30,7 +30,8 @@ def available_memory(cgroup: Path = CGROUP) -> int:
 
 
 def base_memory(spec: Spec, model: ModelFacts, device: str) -> int:
-    """Bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, and each server's own.
+    """Return the bytes of the bases that are loaded, `auto` being float32 on the CPU: the trainer's, and each
+    server's own.
 
     FSDP cuts one over all ranks, Megatron has one for each data-parallel copy.
     """

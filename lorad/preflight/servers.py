@@ -28,7 +28,7 @@ ANSWER_SECONDS = 15.0
 def check_server(
     spec: Spec, config: Config, facts: BaseFacts, model: Path, cwd: Path, *, device: str, stop_token_ids: Sequence[int]
 ) -> list[str]:
-    """The server that `rollout.backend` means is there and can do what the run asks for. Returns warnings.
+    """Check that `rollout.backend`'s server is installed and can do what the run asks for. Returns warnings.
 
     Raises SpecError.
     """
@@ -58,7 +58,7 @@ def check_server(
 
 
 def check_flags(dialect: Dialect, setup: ServerSetup) -> None:
-    """No flag that is lorad's, nor its beginning, which the servers take for the whole."""
+    """Refuse flags that lorad sets, and prefixes of them, which the servers take for the whole."""
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
     for given in setup.engine_args:
         flag = given.lstrip("-").replace("_", "-")

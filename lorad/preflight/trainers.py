@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 def check_trainer_keys(spec: Spec) -> None:
-    """Raises SpecError for axes and settings that the trainer does not have, and for a mode that it cannot keep."""
+    """Raise SpecError for axes and settings that the trainer does not have, and for a mode that it cannot keep."""
     trainer, backend = spec.trainer, spec.trainer.backend
     if trainer.cp > 1:
         raise SpecError(
@@ -80,7 +80,9 @@ def _check_fsdp_args(args: Mapping[str, object]) -> None:
 
 
 def _check_megatron(spec: Spec) -> None:
-    """What only Megatron's own field names tell is for the ranks to find out."""
+    """Refuse arguments that lorad sets itself; those that only Megatron's own fields can check are left to the
+    ranks.
+    """
     if mine := sorted(OWN & spec.trainer.backend_args.keys()):
         raise SpecError(
             f"{', '.join(mine)} is for lorad to set",
@@ -106,7 +108,7 @@ def _check_megatron(spec: Spec) -> None:
 
 
 def check_sizes(spec: Spec, facts: ModelFacts) -> None:
-    """Whether Megatron can cut this model over these ranks, as far as config.json tells. Raises SpecError."""
+    """Check, as far as config.json shows, that Megatron can cut this model over these ranks. Raises SpecError."""
     trainer = spec.trainer
     if trainer.backend != "megatron":
         return
@@ -137,7 +139,9 @@ def check_sizes(spec: Spec, facts: ModelFacts) -> None:
 
 
 def check_fused(spec: Spec, adapter: AdapterConfig) -> None:
-    """With `lora.type: lora`, all linears that Megatron makes one of are targets, or none. Raises SpecError."""
+    """Check that `lora.type: lora` targets all or none of the linears that Megatron fuses into one. Raises
+    SpecError.
+    """
     if not shares(spec):
         return
     for members in fused(adapter.modules):
@@ -166,12 +170,13 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
 
 
 def shares(spec: Spec) -> bool:
-    """Whether linears share an A."""
+    """Return whether linears share an A."""
     return spec.trainer.backend == "megatron" and spec.lora.type == "lora"
 
 
 def check_devices(spec: Spec, device: str, count: int) -> None:
-    """Whether the machine has what the backends need; on the CPU ranks are processes that share it. Raises SpecError.
+    """Check that the machine has what the backends need; on the CPU ranks are processes that share it. Raises
+    SpecError.
 
     count: GPUs of the machine.
     """
@@ -197,9 +202,9 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
 
 
 def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
-    """What `trainer.backend` needs is installed beside its interpreter. Returns warnings; raises SpecError.
+    """Check that `trainer.backend`'s packages are installed beside its interpreter. Returns warnings; raises SpecError.
 
-    Nothing is looked at for a trainer in the pool's own process.
+    Nothing is checked for a trainer in the pool's own process.
     """
     name = spec.trainer.backend
     if name not in RANKED:
@@ -210,7 +215,8 @@ def check_trainer(spec: Spec, config: Config, device: str) -> list[str]:
 
 
 def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """All that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming what does not.
+    """Check that all that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError naming
+    what does not.
 
     shapes: what the trainer can adapt. `all-linear` means no experts.
     """

@@ -40,9 +40,12 @@ class Example(Struct, frozen=True):
 
 
 class Dataset(ABC):
-    """size: distinct prompts, None when endless. dropped: rows left out as too long. has_answers: see `Example`.
+    """The prompts that a run trains or evaluates on.
 
-    digest: sha256 (hex) of the rows, "" for a builtin task: a resume tells by it that a file was changed.
+    size: distinct prompts, None when endless.
+    dropped: rows left out as too long.
+    has_answers: see `Example`.
+    digest: sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
     """
 
     size: int | None = None
@@ -52,7 +55,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def take(self, position: int, n: int) -> list[Example]:
-        """The `n` examples after the first `position`; equal arguments give equal examples, in any process."""
+        """Return the `n` examples after the first `position`; equal arguments give equal examples, in any process."""
 
 
 class TaskDataset(Dataset):
@@ -108,7 +111,7 @@ class RowDataset(Dataset):
         ]
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
-        """With their prompts as text."""
+        """Yield the rows that are kept, each with its prompt as text."""
         rows = iter(rows)
         while chunk := list(islice(rows, CHUNK)):
             texts = self._rendered(chunk)
@@ -137,7 +140,7 @@ class RowDataset(Dataset):
         return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
 
     def _rendered(self, rows: Sequence[Row]) -> list[str]:
-        """The prompts as text; with a chat template a string is what the user says."""
+        """Return the prompts as text; with a chat template a string is what the user says."""
         if not self._templated:
             return [self._plain(row) for row in rows]
         chats = [with_system(self._data, _messages(_value(row, self._data, "prompt_key"), row)) for row in rows]
@@ -165,7 +168,7 @@ class RowDataset(Dataset):
 
 
 def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path) -> Dataset:
-    """The dataset of `data.train` or `data.eval`; `cwd` is where relative paths start. Raises SpecError."""
+    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start. Raises SpecError."""
     if source in TASKS:
         refuse_for_chats(data, f"prompts of the task {source} are plain text")
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
@@ -175,7 +178,7 @@ def load_data(source: str, split: Split, data: Data, tokenizer: Tokenizer, seed:
 
 
 def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
-    """The first `problems` held-out problems, the same for every run; empty when the spec has no eval.
+    """Return the first `problems` held-out problems, the same for every run; empty when the spec has no eval.
 
     Without `data.eval` they are the test split of the builtin task in `data.train`; a file is taken in its order.
     """
@@ -197,7 +200,7 @@ def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def refuse_for_chats(data: Data, why: str) -> None:
-    """Raises SpecError for keys that only chat templates read."""
+    """Raise SpecError for keys that only chat templates read."""
     for key in ("system", "chat_template_kwargs"):
         if getattr(data, key):
             raise SpecError(f"{why}, so that nothing would read it", key=f"data.{key}", hint="Leave it out.")

@@ -7,7 +7,7 @@ from lorad.spec.model import Spec
 
 
 def refuse_contradictions(spec: Spec) -> None:
-    """Raises SpecError."""
+    """Raise SpecError for settings that contradict each other."""
     trainer = spec.trainer
     if trainer.min_lr > trainer.lr:
         raise SpecError(

@@ -37,7 +37,7 @@ class TokenTargets(NamedTuple):
     reference: Tensor | None = None
 
     def at(self, tokens: slice) -> TokenTargets:
-        """Those of some of the tokens."""
+        """Return the targets of some of the tokens."""
         old = None if self.old is None else self.old[tokens]
         reference = None if self.reference is None else self.reference[tokens]
         return TokenTargets(self.advantages[tokens], self.sampler[tokens], self.weights[tokens], old, reference)
@@ -54,7 +54,8 @@ class TokenLosses(NamedTuple):
 
 
 def token_losses(logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss) -> TokenLosses:
-    """The loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other log-probabilities.
+    """Return the loss of each token. logprobs: [T] fp32 with a gradient, at `loss.temperature` as all other
+    log-probabilities.
 
     Raises ValueError when `loss.kl_coef` is not 0 and there are no reference log-probabilities.
     """
@@ -89,7 +90,7 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "
     statistic and no penalty; d(k2) = d * d(logprob), the gradient of the reverse KL; d(k3) = (1 - exp(-d)) *
     d(logprob), that of the forward KL (Tang & Munos, 2025, arXiv 2506.09477).
 
-    k3 is exact for d >= -FAR. Below, where exp(-d) would let one token outweigh all others, it goes on along its
+    k3 is exact for d >= -FAR. Below, where exp(-d) would let one token outweigh all others, it continues along its
     tangent: k3(-FAR) + (1 - exp(FAR)) * (d + FAR). Its slope there is the steepest one there is, and never zero: the
     pull back stays, which a clamp of the value, as in verl and SkyRL, takes away just where the policy is far off. So
     does Huber (1964) with a square; here it is the gradient's importance weight exp(-d) that is truncated at exp(FAR).
@@ -145,13 +146,13 @@ class _TokenLogprobs(Function):
 
 
 def level_weights(lengths: Tensor, level: Literal["token", "sequence"]) -> Tensor:
-    """The weight of each token, [sum of lengths] fp32; lengths: int64 [S], of whole samples."""
+    """Return the weight of each token, [sum of lengths] fp32; lengths: int64 [S], of whole samples."""
     weights = torch.ones_like(lengths, dtype=torch.float32) if level == "token" else 1 / lengths.float()
     return weights.repeat_interleave(lengths)
 
 
 def loss_stats(losses: TokenLosses, entropy: Tensor, normaliser: float) -> LossStats:
-    """The sums that a trainer reports; see `LossStats`."""
+    """Return the sums that a trainer reports; see `LossStats`."""
     difference = losses.sampler_difference
     sums = [losses.loss.detach() / normaliser, entropy, losses.kl, losses.clipped, losses.ratio, difference]
     values = torch.stack([*(s.sum() for s in sums), difference.max()]).tolist()

@@ -22,7 +22,7 @@ class RewardInput(Struct, frozen=True):
     row: dict[str, Any] = {}
 
     def keywords(self) -> dict[str, Any]:
-        """What a reward function may ask for by name: the columns of the row, and these four, which win."""
+        """Return what a reward function may ask for by name: the columns of the row, and these four, which win."""
         own = {"prompt": self.prompt, "completion": self.completion, "answer": self.answer, "finish": self.finish}
         return {**self.row, **own}
 
@@ -36,7 +36,9 @@ _NUMBER = re.compile(r"[-+]?\$?\s*[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 def builtin(name: str, pattern: str | None = None) -> Reward:
-    """The builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does not compile."""
+    """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does not
+    compile.
+    """
     if name == "regex":
         return _regex(pattern)
     if name not in BUILTIN:
@@ -63,13 +65,13 @@ def gsm8k(sample: RewardInput) -> float:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number right behind the last `####`, if there is one."""
+    """Return the number right behind the last `####`, if there is one."""
     _, mark, rest = text.rpartition(MARK)
     return _number(rest) if mark else None
 
 
 def as_reward(value: Any) -> float:
-    """What a reward function returned, as a number. Raises ValueError unless it is one and finite."""
+    """Convert what a reward function returned to a number. Raises ValueError unless it is one and finite."""
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         raise ValueError(f"returned {type(value).__name__}, not a number")
     number = float(value)

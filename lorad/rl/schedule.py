@@ -15,7 +15,7 @@ def learning_rate(
     warmup_steps: int,
     min_lr: float,
 ) -> float:
-    """The learning rate of optimizer step `step`, counted from 0.
+    """Return the learning rate of optimizer step `step`, counted from 0.
 
     Warm-up rises linearly from lr / warmup_steps (step 0) to lr (step warmup_steps - 1). Then `constant` stays;
     `linear` and `cosine` (SGDR, arXiv 1608.03983, one period) fall from lr at step `warmup_steps` to min_lr at step

@@ -25,7 +25,9 @@ class Row(Struct, frozen=True):
 
 
 def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
-    """The rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at the bad row."""
+    """Yield the rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at the bad
+    row.
+    """
     path = cwd / Path(source).expanduser()
     suffix = path.suffix.lower()
     if suffix not in (".jsonl", ".parquet"):

@@ -47,13 +47,13 @@ TASKS: dict[str, Task] = {
 
 
 def split_of(prompt: str) -> Split:
-    """Which split a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest train."""
+    """Return the split that a prompt belongs to: 1/16 test (held out), 1/16 validation (for tuning), the rest train."""
     bucket = zlib.crc32(prompt.encode()) % BUCKETS
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
 
 def problem(task: str, split: Split, seed: int, index: int) -> Problem:
-    """The problem at `index` of an endless sequence; equal arguments give equal problems, on any machine.
+    """Return the problem at `index` of an endless sequence; equal arguments give equal problems, on any machine.
 
     Every problem has its own random stream, so any index costs the same and none depends on another. No prompt is
     in two splits; within one split prompts may repeat.

@@ -76,7 +76,7 @@ def take_stdout() -> BinaryIO:
 
 
 def limit_memory() -> None:
-    """To TEMPLATE_MEMORY more than there is now."""
+    """Limit the address space to TEMPLATE_MEMORY more than what is in use now."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
@@ -112,7 +112,7 @@ def render_one(tokenizer: Any, chat: list[dict[str, Any]], settings: dict[str, A
 
 
 def set_clock(date: str | None) -> None:
-    """What `strftime_now` asks: the present, or the time that is given."""
+    """Set the time that `strftime_now` returns: `date`, or the present for None."""
 
     class Then(datetime):
         @classmethod

@@ -69,7 +69,7 @@ class Renderer:
         self._busy = threading.Lock()
 
     def render(self, chats: Sequence[Chat], settings: Mapping[str, Any], date: str | None) -> list[str]:
-        """Each chat up to where the assistant begins to speak. Raises Refused for the first that has no text."""
+        """Return each chat up to where the assistant begins to speak. Raises Refused for the first that has no text."""
         texts: list[str] = []
         with self._busy:
             for start in range(0, len(chats), AT_ONCE):
@@ -125,7 +125,7 @@ class Renderer:
 
 
 def too_much(error: Exception) -> str:
-    """What the child says of a template that wants more than there is for it."""
+    """Describe the error of a template that exceeds its limits."""
     if isinstance(error, MemoryError):
         return f"it needs over {TEMPLATE_MEMORY // GIB} GiB of memory"
     return f"it writes over {TEMPLATE_TEXT // MIB} MiB"
@@ -140,7 +140,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends when its stdin does; at once, where this process may kill it."""
+    """End the child: kill it where this process may, else close its stdin, upon which it ends by itself."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(OSError):
         process.kill()

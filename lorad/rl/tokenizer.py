@@ -68,7 +68,7 @@ class Tokenizer:
         return self.encode_batch([text], special=special)[0]
 
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """`encode` of many texts at once, while other threads go on. Raises SpecError when the library gives up."""
+        """Encode many texts at once, while other threads run. Raises SpecError when the library gives up."""
         try:
             encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
         except BaseException as error:  # its own are no Exceptions: of a pattern that backtracks for ever, for one
@@ -81,8 +81,9 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def completion(self, ids: Sequence[int], stops: Sequence[str]) -> str:
-        """What was said in `ids`: no special tokens, and nothing from the first stop string on, as OpenAI and vLLM have
-        it."""
+        """Decode a completion without special tokens, and without the first stop string and what follows, as OpenAI
+        and vLLM do.
+        """
         text = self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
@@ -112,7 +113,9 @@ class Tokenizer:
             self._renderer.close()
 
     def _setup(self, template: str, directory: Path) -> Setup:
-        """With the special tokens as transformers finds them: the older file of their own is second."""
+        """Collect the template's special tokens with the precedence of transformers: the older file of their own is
+        second.
+        """
         older = _read(directory / "special_tokens_map.json")
         texts = {key: self._text(key) or _content(older.get(key)) for key in SPECIAL}
         return Setup(template, {key: text for key, text in texts.items() if text is not None})
@@ -126,12 +129,12 @@ class Tokenizer:
         return () if number is None else (number,)
 
     def _text(self, key: str) -> str | None:
-        """The text of a special token: a string, or an object with `content` in older files."""
+        """Return the text of a special token: a string, or an object with `content` in older files."""
         return _content(self._settings.get(key))
 
 
 def has_chat_template(directory: Path) -> bool:
-    """As of its `Tokenizer`, without reading the vocabulary. Raises SpecError."""
+    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary. Raises SpecError."""
     return _template(directory, _read(directory / "tokenizer_config.json")) is not None
 
 

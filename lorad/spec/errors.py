@@ -1,4 +1,4 @@
-"""What is wrong with a mapping that should be a spec, in words that name the key and what it may be."""
+"""Describe what is wrong with a mapping that should be a spec; the message names the key and what it may be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME_HINT = "A name is 1 to 63 of A-Z, a-z, 0-9, dot, dash and underscore, and b
 def without_unknown(
     data: dict[str, Any], part: type[Struct], prefix: str = ""
 ) -> tuple[dict[str, Any], list[SpecError]]:
-    """The keys that there are, and an error for each of the others."""
+    """Return the keys that there are, and an error for each of the others."""
     fields = {field.name: field.type for field in msgspec.structs.fields(part)}
     known: dict[str, Any] = {}
     wrong: list[SpecError] = []
@@ -44,7 +44,7 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
 
 
 def leaves(part: type[Struct], prefix: str = "") -> list[str]:
-    """All keys below a section that hold a value, dotted."""
+    """Return all keys below a section that hold a value, dotted."""
     found = []
     for field in msgspec.structs.fields(part):
         section = _section(field.type)
@@ -70,7 +70,7 @@ def _section(kind: Any) -> type[Struct] | None:
 
 
 def advice(spec: type[Struct], key: str) -> str:
-    """What a dotted key may be."""
+    """Describe what a dotted key may be."""
     found = field_at(spec, key)
     if found is None:
         return "See `lorad init` for a spec."
@@ -85,7 +85,7 @@ def advice(spec: type[Struct], key: str) -> str:
 
 
 def field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
-    """The type and the default of a dotted key; None where there is no such key."""
+    """Return the type and the default of a dotted key; None where there is no such key."""
     kind: Any = spec
     default: Any = None
     for part in key.split("."):
@@ -99,7 +99,7 @@ def field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
 
 
 def choices(spec: type[Struct], key: str) -> list[str]:
-    """The values that a dotted key can have, where they are few."""
+    """Return the values that a dotted key can have, where they are few."""
     found = field_at(spec, key)
     kinds = () if found is None else (found[0], *get_args(found[0]))
     return [kind for kind in kinds if isinstance(kind, str)] or ["true", "false"] * (bool in kinds)

@@ -1,4 +1,4 @@
-"""Secrets have no place in a spec: it is stored, shown to whoever may see the run, and copied into forks and logs."""
+"""Secrets have no place in a spec: it is stored, shown to all who may see the run, and copied into forks and logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VALUES = re.compile(
 
 
 def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
-    """Raises SpecError, in words that do not hold it. where: dotted key -> `source:line`."""
+    """Raise SpecError for a secret, without repeating it in the message. where: dotted key -> `source:line`."""
     seen = set[str]()  # aliases repeat what is long
     for path, value in _leaves(data, ""):
         name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
@@ -44,7 +44,7 @@ def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
 
 
 def refuse_secret_text(text: str, source: str) -> None:
-    """Of all that was written, the comments too. Raises SpecError with the line."""
+    """Refuse a secret anywhere in the text, comments included. Raises SpecError with the line."""
     if found := _VALUES.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise SpecError(f"{source}:{line}: this looks like a secret, and specs are stored and shown", hint=ADVICE)

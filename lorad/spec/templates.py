@@ -16,7 +16,7 @@ class Template:
     text: str
 
     def filled(self, file: str = "run.yaml", *, model: str | None = None, data: str | None = None) -> str:
-        """The YAML. file: what it will be called, for its comments."""
+        """Return the template's YAML. file: what it will be called, for its comments."""
         return self.text.format(file=file, model=model or self.model, data=data or self.data)
 
 

@@ -21,7 +21,7 @@ from lorad.spec.yaml import compose, lines, plain, refuse_large
 
 
 def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """The Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of defaults.
+    """Return the Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of defaults.
 
     Raises SpecError beginning with `source:line:` of the key to blame, or with the override; `others` of it have what
     else is wrong.
@@ -31,7 +31,7 @@ def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 
 
 def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """As `load_spec`, of what is to be started. Raises SpecError also where nothing says what to train on."""
+    """Load a spec like `load_spec`, to start it. Raises SpecError also when it does not say what to train on."""
     given = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not given.keys() - {"name"}
@@ -42,18 +42,18 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 
 
 def _is_own(given: Mapping[str, Any], spec: Spec) -> bool:
-    """The model is not one that comes with lorad, whose demos train on the task `sort`."""
+    """Return whether the model is not one that comes with lorad, whose demos train on the task `sort`."""
     return "path" in (given.get("model") or {}) and not spec.model.path.startswith("builtin:")
 
 
 def mapping(text: str, *, source: str = "spec") -> dict[str, Any]:
-    """What a text says, before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
+    """Read a text before it is a Spec. Raises SpecError for what is no mapping, and for secrets."""
     return deepcopy(_read(text, source)[0])
 
 
 @lru_cache(maxsize=4)  # all points of a sweep are of one text
 def _read(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The mapping, and where each key stands."""
+    """Return the mapping, and where each key stands."""
     refuse_large(text, source)
     refuse_secret_text(text, source)
     node = compose(text, source)
@@ -98,14 +98,14 @@ def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
 
 def refuse_long(override: str) -> None:
-    """Raises SpecError."""
+    """Raise SpecError for an override of more than OVERRIDE_CHARACTERS characters."""
     if len(override) > OVERRIDE_CHARACTERS:
         told = f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
         raise SpecError(told, hint="Put what is long into the spec.")
 
 
 def overridden(text: str) -> str:
-    """The key of an override. Raises SpecError."""
+    """Return the key of an override. Raises SpecError."""
     return _split(text)[0]
 
 
@@ -156,7 +156,7 @@ def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str
 
 
 def _place(key: str, origins: Mapping[str, str], source: str) -> str:
-    """The line of a key, else that of the section around it."""
+    """Return the line of a key, else that of the section around it."""
     while key and key not in origins:
         key = key.rpartition(".")[0]
     return origins.get(key, source)

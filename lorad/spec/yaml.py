@@ -57,7 +57,7 @@ for _tag, _pattern, _first in (
 
 
 def compose(text: str, source: str) -> Node | None:
-    """The nodes of a text; None of an empty one. Raises SpecError beginning with `source:line:`."""
+    """Return the nodes of a text; None of an empty one. Raises SpecError beginning with `source:line:`."""
     refuse_large(text, source)
     try:
         node: Node | None = _Loader(text).get_single_node()
@@ -67,18 +67,20 @@ def compose(text: str, source: str) -> Node | None:
 
 
 def refuse_large(text: str, source: str) -> None:
-    """Raises SpecError."""
+    """Raise SpecError for a text of more than SPEC_BYTES bytes."""
     if len(text) > SPEC_BYTES or len(text.encode("utf-8", "surrogatepass")) > SPEC_BYTES:
         raise SpecError(f"{source}: larger than {SPEC_BYTES >> 20} MiB", hint=_PAGE)
 
 
 def plain(node: Node, source: str) -> Any:
-    """The value of a node. Raises SpecError with the line for doubled keys, foreign tags and aliases without end."""
+    """Return the value of a node. Raises SpecError with the line for doubled keys, foreign tags and aliases without
+    end.
+    """
     return _Plain(source).value(node)
 
 
 def refuse_doubles(node: Node | None, source: str) -> None:
-    """Raises SpecError for a key that is there twice, wherever it stands."""
+    """Raise SpecError for a key that is there twice, wherever it stands."""
     todo, seen = [node], set[int]()
     while todo:
         if (node := todo.pop()) is None or id(node) in seen:
@@ -113,7 +115,7 @@ def lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:
 
 
 def _not_yaml(error: yaml.YAMLError, source: str) -> SpecError:
-    """In words that quote nothing of the text: it may hold a secret."""
+    """Make the error for a text that is no YAML, without quoting the text: it may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     where = f"{source}:{mark.line + 1}" if mark else source
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]

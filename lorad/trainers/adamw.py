@@ -25,6 +25,6 @@ def adamw(
 
 
 def l2_norm(flat: Tensor) -> float:
-    """The norm of the norms of its parts."""
+    """Return the norm of the norms of its parts."""
     norms = [torch.linalg.vector_norm(part) for part in flat.split(NORMED_AT_ONCE)]
     return float(torch.linalg.vector_norm(torch.stack(norms)))

@@ -36,7 +36,7 @@ class TrainerCapabilities(Struct, frozen=True):
     vocab: int  # token ids are 0 to vocab - 1
     deterministic: bool  # the same calls give the same bits, with the same number of threads
     offload: bool
-    parameters: int = 0  # of the base; 0: not told
+    parameters: int = 0  # of the base; 0: unknown
 
 
 class Optimizer(Struct, frozen=True):
@@ -78,7 +78,11 @@ class SlotInfo(Struct, frozen=True):
 
 
 class TrainerHealth(Struct, frozen=True):
-    """memory, memory_peak: bytes on the devices of all ranks, after and during the last call; None: not told."""
+    """Whether the trainer works, and how much memory it takes.
+
+    memory: bytes on the devices of all ranks after the last call; None: unknown.
+    memory_peak: the most bytes during the last call; None: unknown.
+    """
 
     alive: bool = True
     detail: str = ""
@@ -125,7 +129,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def slots(self) -> tuple[str, ...]:
-        """The names of the open slots."""
+        """Return the names of the open slots."""
 
     @abstractmethod
     async def base_checksum(self) -> str:
@@ -148,7 +152,7 @@ class Trainer(ABC):
         """
 
     async def forward_backward_many(self, work: Sequence[GradientWork]) -> list[LossStats]:
-        """What forward_backward does, for several slots at once, each slot once; a trainer may share passes among them.
+        """Do forward_backward for several slots at once, each slot once; a trainer may share passes among them.
 
         Gradients, statistics and dropout of each slot are those of a call of its own, up to rounding. Raises NotFound
         and ValueError (also for a slot that is named twice) before anything is computed.
@@ -213,7 +217,7 @@ class Trainer(ABC):
 
 
 def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: TrainerCapabilities) -> None:
-    """Raises NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item.
+    """Raise NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed item.
 
     Of a batch without samples the normaliser may be 0.
     """
@@ -233,13 +237,13 @@ def check_work(work: Sequence[GradientWork], slots: Collection[str], takes: Trai
 
 
 def refuse_frozen(slot: str, spec: SlotSpec) -> None:
-    """Raises Conflict for a slot that is never trained."""
+    """Raise Conflict for a slot that is never trained."""
     if spec.frozen:
         raise Conflict(f"slot {slot} is frozen: it gives log-probabilities only", hint="Open another one to train.")
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
-    """Raises ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes, for token
+    """Raise ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes, for token
     ids outside of the vocabulary and for a temperature that is not positive.
     """
     batch.check()

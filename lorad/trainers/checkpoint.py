@@ -1,7 +1,8 @@
-"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state of what dropout draws from.
+"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state that dropout draws from.
 
-The same files whatever trainer wrote them and over however many ranks, so that any other can go on with them. Gradients
-are not among them: a checkpoint is taken after a step. Everything is read and checked before anything is changed.
+The files are the same whatever trainer wrote them and over however many ranks, so that any other can continue with
+them. Gradients are not among them: a checkpoint is taken after a step. Everything is read and checked before anything
+is changed.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def read_source(directory: Path, config: AdapterConfig, linears: Shapes) -> Adap
 
 
 def difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str]) -> str:
-    """The first of some fields that are not the same, in words; empty when there is none."""
+    """Describe the first of some fields that differs; empty when all are equal."""
     for field in fields:
         theirs, ours = getattr(found, field), getattr(wanted, field)
         if theirs != ours:
@@ -97,7 +98,7 @@ def difference(found: AdapterConfig, wanted: AdapterConfig, fields: Sequence[str
 
 
 def later_seed(seed: int, step: int) -> int:
-    """For dropout that goes on after another kind of trainer: decided by the run's seed and the step."""
+    """Derive the seed of dropout that continues after another kind of trainer from the run's seed and the step."""
     return int.from_bytes(hashlib.sha256(f"{seed} from step {step}".encode()).digest()[:8], "big") >> 1
 
 
@@ -123,7 +124,7 @@ def _rng(path: Path) -> Arrays:
 
 
 def _read(path: Path, wanted: Wanted) -> Arrays:
-    """The arrays of one file, which must be exactly `wanted`."""
+    """Return the arrays of one file, which must be exactly `wanted`."""
     found = _arrays(path)
     _check(path, found, wanted)
     return found

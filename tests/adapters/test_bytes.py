@@ -1,4 +1,6 @@
-"""The bytes of an adapter: serialised without copies, hashed once, told to the manifest of its directory."""
+"""The bytes of an adapter: they are serialised without copies, hashed once, and listed in their directory's
+manifest.
+"""
 
 from __future__ import annotations
 

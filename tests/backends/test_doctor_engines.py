@@ -1,4 +1,4 @@
-"""`lorad doctor --engine`, where no server is installed: what is wrong is told with what to do about it."""
+"""`lorad doctor --engine`, where no server is installed, reports what is wrong and what to do about it."""
 
 from __future__ import annotations
 

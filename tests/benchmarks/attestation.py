@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.attestation [--clean 500] [--apart 120] [--trials 5] [--steps 10] [--json FILE]
 
-Versions are a small random step apart; learning rates from 1e-5 to 1e-3 and ranks from 4 to 16 are drawn anew for each
+Versions are a small random step apart; learning rates from 1e-5 to 1e-3 and ranks from 4 to 16 are drawn again for each
 run of 20. *fused* is one process with one fp32 base, where the direct comparison suffices; *apart* is everything else:
 names and amplified copies, in bfloat16 or in fp32. A step of the cost is 4 prompts with 8 samples each of 64 tokens.
 """

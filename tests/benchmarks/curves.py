@@ -4,7 +4,7 @@
 
 Both see the same prompts with the same hyper-parameters; their samples and their initial adapters differ, so the curves
 agree within noise at best. The band is 95 % of the noise in the difference of two means over seeds (Student's t), a
-mean's noise being what its seeds differ by, and no less than what 256 problems can tell: one evaluation in twenty lies
+mean's noise being what its seeds differ by, and no less than 256 problems can resolve: one evaluation in twenty lies
 outside by chance. The last line compares whole curves: the mean of all evaluations after the first step.
 """
 
@@ -72,7 +72,7 @@ def plain(seed: int, steps: int, every: int) -> Curve:
 
 
 def compare(curves: dict[str, list[Curve]], steps: Sequence[int], problems: int) -> list[dict[str, Any]]:
-    """For each evaluation, and for the mean of all that follow the first step: means, band, whether it lies within."""
+    """Compare the means of each evaluation, and of all that follow the first step, with the band of noise."""
     compared: list[dict[str, Any]] = []
     for index, step in enumerate(steps):
         values = {side: [curve[index] for curve in of] for side, of in curves.items()}
@@ -82,7 +82,7 @@ def compare(curves: dict[str, list[Curve]], steps: Sequence[int], problems: int)
 
 
 def difference(values: dict[str, list[float]], problems: int) -> dict[str, Any]:
-    """Of the means over seeds. values: one for each seed."""
+    """Compare the two sides' means over seeds. values: one for each seed."""
     means = {side: statistics.mean(of) for side, of in values.items()}
     freedom = sum(len(of) - 1 for of in values.values())
     band = t_quantile(max(freedom, 1)) * math.sqrt(sum(squared_error(of, problems) for of in values.values()))
@@ -90,7 +90,9 @@ def difference(values: dict[str, list[float]], problems: int) -> dict[str, Any]:
 
 
 def squared_error(values: Sequence[float], problems: int) -> float:
-    """Of the mean over seeds: what seeds differ by, and at least what so many problems can tell (binomial)."""
+    """Estimate the variance of the mean over seeds from their spread; no less than the binomial one of so many
+    problems.
+    """
     binomial = [max(p * (1 - p), 1 / problems) / problems for p in values]
     between = statistics.variance(values) if len(values) > 1 else 0.0
     return max(statistics.mean(binomial), between) / len(values)

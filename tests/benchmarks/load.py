@@ -112,7 +112,7 @@ def steps_of(made: World, runs: list[str]) -> int:
 
 
 def share(process: psutil.Process, seconds: float) -> float:
-    """Of a core, over a while."""
+    """Measure the share of one core that a process uses over some seconds."""
     before = sum(process.cpu_times()[:2])
     time.sleep(seconds)
     return float(sum(process.cpu_times()[:2]) - before) / seconds

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.many [--runs 8] [--steps 60] [--prompts 4] [--rounds 1] [--json FILE]
 
 Every way begins in an empty home and ends with the last run: pools are started, bases loaded and all files written
-within the time that is told. The ways take turns, so that a busy neighbour slows all of them. Runs differ in rank,
-task and seed. Wall time: it is what the runs share, and what drivers do beside the pool, that is measured.
+within the reported time. The ways take turns, so that a busy neighbour slows all of them. Runs differ in rank,
+task and seed. The figure is wall time, since it covers what the runs share and what drivers do beside the pool.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of the linears of all layers."""
+        """Count the parameters of the linears of all layers."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Of everything that a decode step multiplies with; the embedding is tied to the head."""
+        """Count the parameters that a decode step multiplies with; the embedding is tied to the head."""
         return self.layer_parameters + self.head_parameters
 
     @property
@@ -50,7 +50,7 @@ class Shape:
         return f"{millions:.0f} M" if millions >= 1 else f"{millions:.1f} M"
 
     def lora_parameters(self, rank: int) -> int:
-        """Of a LoRA on all linears but the head."""
+        """Count the parameters of a LoRA on all linears but the head."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (query + self.hidden) + 2 * (key + self.hidden)
         return self.layers * rank * (attention + 3 * (self.hidden + self.inner))

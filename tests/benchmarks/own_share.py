@@ -104,7 +104,7 @@ def shares(before: Cpu, after: Cpu, steps: list[Record]) -> Figures:
 
 
 def look() -> Cpu:
-    """Of the daemon and the one run that it has."""
+    """Read the CPU time of the daemon and of its only run."""
     run = json.loads(command("show", "bench", "--json"))
     found = {process["role"]: psutil.Process(process["pid"]) for process in run["processes"]}
     daemon = psutil.Process(json.loads(command("daemon", "status", "--json"))["pid"])

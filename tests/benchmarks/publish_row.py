@@ -73,7 +73,7 @@ class Laps:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all that it started."""
+    """Sum the CPU seconds of this process and all that it started."""
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
     return sum(spent.user + spent.system for spent in times)

@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass
 class Swap:
-    """Of one swap: seconds, and MB that were resident after it (this process; all that it started)."""
+    """The seconds of one swap, and the MB that were resident after it (this process; all that it started)."""
 
     load: float
     first_token: float
@@ -223,7 +223,7 @@ def summary(done: Sequence[Swap], differences: Sequence[float], before: tuple[fl
 
 
 def slope(values: Sequence[float]) -> float:
-    """Of the least-squares line through the second half; 0.0 for fewer than two values there."""
+    """Fit a least-squares line through the second half; 0.0 for fewer than two values there."""
     half = np.array(values[len(values) // 2 :])
     return float(np.polyfit(np.arange(half.size), half, 1)[0]) if half.size > 1 else 0.0
 

@@ -84,7 +84,7 @@ async def opened(kind: str, work: Path) -> AsyncIterator[Engine]:
 
 
 async def measured(kind: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Of one engine."""
+    """Measure one engine."""
     async with opened(kind, work) as engine:
         software = engine.software()
         found, traffic = await swapped(engine, options.swaps, options.concurrency, work)

@@ -37,7 +37,7 @@ CLIP = 0.2
 
 
 def flop() -> float:
-    """Of one step; the last token of each sample is never fed."""
+    """Count the FLOP of one step; the last token of each sample is never fed."""
     shape, samples = SHAPES[MODEL], PROMPTS * GROUP
     fed = PROMPTS * LENGTH + samples * (NEW - 1)
     head = 4 * shape.head_parameters * samples * NEW

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.tui [--live 8] [--runs 1000] [--seconds 30] [--keys 200] [--rounds 5] [--json FILE]
 
 A first paint lasts from exec to the end of the first frame that names a run: what `lorad top` says, until the screens
-stand, which is told beside it. A key is answered when the frame arrived
-that shows the command for the next row. Both are wall time, beside the runs that train on the same cores; what these
-and others take shows in how much later than asked for a sleeper wakes up.
+stand, which is reported separately. A key is answered when the frame arrived that shows the command for the next row.
+Both are wall time, beside the runs that train on the same cores; what these and others take shows in how much later
+than asked for a sleeper wakes up.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def late(count: int) -> float:
 
 
 def commands(data: bytearray) -> list[bytes]:
-    """For which rows the shell's way was shown, in their order."""
+    """List the rows, in order, for which the shell's way was shown."""
     return re.findall(COMMAND + rb"([\w-]+)", data)
 
 

@@ -1,4 +1,4 @@
-"""A child process: started under a guard, told how it ended, and nothing of it left behind whoever dies."""
+"""A child process runs under a guard that reports its end and leaves nothing of it behind, whichever process dies."""
 
 from __future__ import annotations
 

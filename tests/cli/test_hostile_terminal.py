@@ -46,7 +46,7 @@ def told() -> Iterator[dict[str, str]]:
 
 
 def written(home: Path, *commands: str) -> str:
-    """By all of them, in a pseudo-terminal in which somebody says no."""
+    """Run the commands in a pseudo-terminal whose user answers no; returns all that they wrote."""
     ours, theirs = pty.openpty()
     env = os.environ | {"LORAD_HOME": str(home), "COLUMNS": "160", "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "tests.kit.hostile_lorad", *commands]

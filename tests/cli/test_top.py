@@ -41,7 +41,7 @@ DEVICE = {
 
 
 def on_a_terminal(patch: pytest.MonkeyPatch, width: int, height: int) -> None:
-    """As if the captured output were one."""
+    """Make the captured output look like a terminal."""
     patch.setattr(sys.stdout, "isatty", lambda: True)
     patch.setenv("COLUMNS", str(width))
     patch.setenv("LINES", str(height))

@@ -1,4 +1,4 @@
-"""A slot on disk: what is saved goes on exactly, and what is not whole is refused."""
+"""A slot on disk continues exactly where it was saved; a damaged one is refused."""
 
 from __future__ import annotations
 

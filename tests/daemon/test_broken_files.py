@@ -42,7 +42,7 @@ OTHERS = [f"attempts/0001/{name}" for name in ("command.json", "heartbeat", "loc
 
 @contextlib.contextmanager
 def broken(path: Path, hurt: str) -> Iterator[None]:
-    """With something else in the file's place; whoever has it open keeps it."""
+    """Put something else in the file's place; a process that has it open keeps it."""
     path.touch()
     aside = path.with_name(f"{path.name}.aside")
     data = path.read_bytes()

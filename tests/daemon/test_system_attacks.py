@@ -1,4 +1,4 @@
-"""What one user of a shared daemon may try so that others wait, or are told what is not so."""
+"""One user of a shared daemon tries to make others wait, or to have them see what is not so."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Box:
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """With a run `a` of Alice's that has ended."""
+    """Start a shared daemon with an ended run `a` of Alice's."""
     root = Path(tempfile.mkdtemp(prefix="lr-"))
     root.chmod(0o711)
     made = Box(root)

@@ -69,7 +69,7 @@ class Driven:
         return end
 
     def struck(self, step: int, blow: signal.Signals) -> int:
-        """Another attempt, in a process that gets a signal as soon as its journal tells of `step`; how it exited."""
+        """Run another attempt in a process that gets a signal once its journal has `step`; returns its exit code."""
         directory = self.run.attempt(self.next().attempt).root
         write_params(directory, self.params)
         child = subprocess.Popen([sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL)
@@ -79,7 +79,7 @@ class Driven:
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[Session]:
-        """An attempt that has begun, for a test to go on with."""
+        """Begin an attempt that a test can continue."""
         params = self.next()
         with JournalWriter(self.run.journal, params.run, params.attempt) as journal, contextlib.ExitStack() as stack:
             session = open_session(params, self.run, journal, StopFlag(), stack)

@@ -34,7 +34,7 @@ def children() -> list[psutil.Process]:
 
 @pytest.fixture
 def processes() -> Processes:
-    """Those that this test started."""
+    """List the processes that this test started."""
     before = children()
     return lambda: [process for process in children() if process not in before]
 

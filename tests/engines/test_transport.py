@@ -1,4 +1,4 @@
-"""The directories that adapters travel in, and what is told of a server that did not start."""
+"""The directories that adapters travel in, and the error of a server that did not start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`make authz`: every request of the daemon's API, by its owner, by another user, by another user where only owners
-see what is theirs, by an admin and by root, each a process of that user, against what is written down here.
+"""`make authz`: send every request of the daemon's API by its owner, by another user, by another user where only owners
+see what is theirs, by an admin and by root, each a process of that user, and compare with what is written down here.
 
-What is expected is the status, and for lists whether they tell of what is the owner's (+ or -). Those who may do
-something get what the request comes to (409: the run has ended already), those who may not 403.
+The status is compared, and for lists whether they show what is the owner's (+ or -). Users who may do something get
+what the request comes to (409: the run has ended already), all others 403.
 """
 
 from __future__ import annotations

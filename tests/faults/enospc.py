@@ -1,7 +1,7 @@
 """make enospc: the disk of a home fills up under a run, at different moments.
 
-Training goes on or stops with its reason; the daemon answers, and says why it cannot write; the database is whole. With
-space again the run is resumed, and ends with the same bytes as undisturbed. Needs root, for a small tmpfs.
+Training continues or stops with its reason; the daemon answers, and says why it cannot write; the database is whole.
+With space again the run is resumed, and ends with the same bytes as undisturbed. Needs root, for a small tmpfs.
 
     python -m tests.faults.enospc --rounds 8 --seed 0
 """
@@ -125,7 +125,9 @@ def fill(root: Path, *, leave: int) -> Path:
 
 
 def look(made: World) -> str:
-    """Reads are answered; a write is refused in words, and changes nothing; the run ends with a reason, or goes on."""
+    """Wait until the run ends with a reason or continues; reads are answered, a write is refused and changes
+    nothing.
+    """
     deadline, refused = time.monotonic() + 20.0, ""
     while time.monotonic() < deadline:
         run = made.client.show("victim")
@@ -139,7 +141,7 @@ def look(made: World) -> str:
 
 
 def refusal(made: World) -> str:
-    """Of something that has to be written down."""
+    """Ask for something that has to be written; returns the refusal."""
     try:
         (made.client.unpin if made.client.adapters("victim")[0].pinned else made.client.pin)("victim@1")
     except DaemonUnreachable:

@@ -146,7 +146,7 @@ class Lives(RuleBasedStateMachine):
         assert not self.ctx.troubles, self.ctx.troubles
 
     def ask(self, verb: str, name: str) -> bool:
-        """Whether it was done; it may be refused in words."""
+        """Ask for a verb; returns whether it was done rather than refused."""
         Lives.count += 1
         request: Any = SimpleNamespace(match_info={"run": name}, query={})
         try:

@@ -154,7 +154,7 @@ def files_of(home: Home) -> Files:
 
 
 def state_of(store: Store) -> State:
-    """Without when an attempt began to work: a repair takes in the record that tells it."""
+    """Read the state without when an attempt began to work: a repair takes in the record of that."""
     found = {table: store.rows(f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in TABLES}
     for run in found["runs"]:
         del run["waiting"]
@@ -226,7 +226,7 @@ def judge(cut: Files, before: State, after: State, directory: Path) -> str:
 
 
 def untaken(home: Home, state: State) -> bool:
-    """Whether journals tell more than was taken in: a repair takes in all."""
+    """Return whether journals have more than was taken in: a repair takes in all."""
     facts = [row for table in ("steps", "versions", "evals", "checkpoints") for row in state[table]]
     taken = Counter({run["name"]: 1 for run in state["runs"]})
     for row in facts:

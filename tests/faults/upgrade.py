@@ -4,9 +4,9 @@
 
 Runs start under the daemon of today. Then its successor, a lorad with one migration more, takes over: by SIGTERM, by
 kill -9, and after it was itself killed at four points of the migration (before and after the copy, amid it, before its
-commit). All the while the processes of the runs stay the same and their steps go on; what was known stays known; a copy
-of the database from before stands beside. The older daemon refuses the newer database with commands, which are then
-typed: it works on, and has everything, too. Exits 1 where one of these does not hold.
+commit). All the while the processes of the runs stay the same and their steps continue; what was known stays known; a
+copy of the database from before stands beside. The older daemon refuses the newer database with commands, which are
+then typed: it works again, and has everything, too. Exits 1 where one of these does not hold.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Upgrade:
         return self.made.home.database.with_name(f"{self.made.home.database.name}.before-{NAME}")
 
     def killed_amid(self, point: str) -> None:
-        """The successor dies on its way; then today's daemon works on, and so could go on for ever."""
+        """Kill the successor at a point of its start; then today's daemon still works."""
         self.end(signal.SIGKILL)
         killed = self.spawn(*NEW, point)
         assert killed.wait(60) == -signal.SIGKILL, f"it was not killed {point}"

@@ -54,7 +54,7 @@ def open_context(home: Path, **config: Any) -> Context:
 
 @contextlib.contextmanager
 def looking_often() -> Iterator[None]:
-    """What nobody told the daemon it sees a moment later, not seconds."""
+    """Let the daemon look for changes every 0.4 seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wake, "REST", 0.4)
         yield

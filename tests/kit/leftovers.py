@@ -36,7 +36,7 @@ def serves(process: psutil.Process, home: Path) -> bool:
 
 
 def target(link: Path) -> str:
-    """Of a link; "" where there is none."""
+    """Return the target of a link; "" where there is none."""
     try:
         return os.readlink(link)
     except OSError:

@@ -32,7 +32,10 @@ def why_not() -> str:
 
 
 def make_passable() -> None:
-    """For this process and what it starts from now on. Raises OSError where it may not."""
+    """Let other users run this Python, in this process and its children from now on.
+
+    Raises OSError where that is not permitted.
+    """
     base = Path(sys.base_prefix).resolve()
     closed = closed_part(Path(sys.executable).resolve())
     if closed is None:

@@ -26,7 +26,7 @@ def samples_of(step: int, prompts: Sequence[int], samples: int = 4) -> list[Json
 
 
 def sampled(steps: dict[int, list[Json]], newest: int) -> Answer:
-    """Of the steps that keep theirs."""
+    """Answer with the samples of the steps that keep theirs."""
 
     def answer(query: Json) -> list[Json]:
         step = int(query.get("step", newest))
@@ -50,7 +50,7 @@ def counted(asked: list[Json], answer: Answer) -> Answer:
 
 
 def a_world(steps: dict[int, list[Json]], **more: Any) -> World:
-    """Of a run named `a` that is at the last of these steps."""
+    """Make a world with a run named `a` that is at the last of these steps."""
     world = World(a_run("a", step=max(steps), steps=40, **more))
     world.answers["runs/a/samples"] = sampled(steps, max(steps))
     return world

@@ -59,7 +59,7 @@ def a_step(number: int, reward: float) -> Json:
 
 
 class World:
-    """What the daemon would know; `asked` is what it was told to do."""
+    """What the daemon would know; `asked` lists the requests that it got."""
 
     def __init__(self, *runs: Json) -> None:
         self.runs = list(runs)
@@ -188,12 +188,12 @@ async def until(user: User, condition: Callable[[], object], seconds: float = 60
 
 
 def table(user: User) -> Rows:
-    """Of the runs on the dashboard."""
+    """Return the table of runs on the dashboard."""
     return user.app.screen_stack[0].query_one("#runs", Rows)
 
 
 def names(user: User) -> list[str]:
-    """Of the runs on the dashboard's page, in order."""
+    """List the runs on the dashboard's page, in order."""
     return list(table(user).on_page)
 
 

@@ -97,7 +97,7 @@ class World:
         return found
 
     def pid(self, run: str, role: str) -> int:
-        """Of a process of the run, as soon as it has one."""
+        """Wait for a process of the run with this role; returns its pid."""
 
         def look() -> int | None:
             return next((p.pid for p in self.client.show(run).processes if p.role == role), None)

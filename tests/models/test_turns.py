@@ -1,4 +1,4 @@
-"""Turns: shares by weight, nobody starved, nothing saved by idling, and waiting that is told. Costs are made up."""
+"""Turns: shares by weight, no starvation, no savings from idling, and counted waiting. Costs are made up."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_who_works_together_with_a_lesser_one_does_not_wait_as_long_as_that(orde
 
 
 class Shared(Account, Work):
-    """As a decode batch with these rows."""
+    """A decode batch with these rows."""
 
     def __init__(self, rows: dict[Party, int]) -> None:
         self.rows = rows

@@ -43,7 +43,7 @@ APART = {"mode": "resident", "dtype": "bfloat16"}
 
 @contextmanager
 def pool(directory: Path, engine: str = "Clean", **changes: Any) -> Iterator[tuple[Running, Connection]]:
-    """And a connection of nobody's."""
+    """Run a pool with a faulty engine, and connect to it without a run."""
     kind = f"tests.kit.fakes.faulty_engines:{engine}"
     with running_pool(directory, engine_class=kind, **changes) as running, running.connect() as server:
         yield running, server
@@ -78,7 +78,7 @@ def load(
 
 
 def held(running: Running) -> list[str]:
-    """By the engine."""
+    """List the versions that the engine holds."""
     return list(running.pool.engine._versions.table)  # type: ignore[attr-defined]
 
 

@@ -18,7 +18,7 @@ MARGIN = 64 << 20  # by which this process may grow meanwhile
 
 
 def room(monkeypatch: pytest.MonkeyPatch, left: int) -> int:
-    """Of a pool whose share of the machine leaves so many bytes beside what runs already."""
+    """Compute the room of a pool whose share of the machine leaves so many bytes beside what runs already."""
     config = config_of(Path("/"), memory_fraction=0.5)
     mine = psutil.Process()  # and what other tests in this process left running
     taken = sum(process.memory_info().rss for process in (mine, *mine.children(recursive=True)))

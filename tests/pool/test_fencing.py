@@ -184,7 +184,7 @@ def test_calls_on_one_slot_come_one_after_another(running: Running, run: str) ->
 
 
 class Slow:
-    """Work that ends when it is told to."""
+    """Work that ends once `may_end` is set."""
 
     def __init__(self) -> None:
         self.started, self.may_end, self.times = asyncio.Event(), asyncio.Event(), 0

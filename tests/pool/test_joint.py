@@ -1,4 +1,4 @@
-"""Gradients of several runs that are asked for at once: made in the same passes, told to each alone."""
+"""Gradients of several runs that are asked for at once are made in the same passes, and reported to each alone."""
 
 from __future__ import annotations
 

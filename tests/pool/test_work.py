@@ -58,7 +58,7 @@ def test_each_run_is_told_of_its_own_work_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Trainer:
-    """Its peak is forgotten once it was told, as the protocol has it."""
+    """A trainer that resets its peak once it was reported, as the protocol has it."""
 
     peaks = iter([5, 9, 3, 4])
 

@@ -126,7 +126,7 @@ async def test_connections_beyond_the_limit_are_told_so_and_hurt_nobody(home: Pa
 
 
 async def answered(api: Api) -> list[Run]:
-    """As soon as there is room."""
+    """List the runs as soon as the daemon has room for the request."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(LoradError):
@@ -165,7 +165,7 @@ def connect_as(uid: int, path: Path, count: int) -> list[socket.socket]:
 
 
 def libc_setresuid(uid: int) -> None:
-    """Of this thread alone: the function of the C library would change all of the process."""
+    """Set the user id of this thread alone: the function of the C library would change all of the process."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syscall(117, -1, uid, -1):
@@ -213,7 +213,7 @@ def deaf(ctx: Context) -> Iterator[socket.socket]:
 
 
 async def latency(api: Api) -> tuple[float, float]:
-    """Of a list, usually and at worst, in seconds."""
+    """Measure the median and the worst time of a list request, in seconds."""
     times = []
     for _ in range(20):
         began = time.perf_counter()

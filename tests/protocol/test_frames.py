@@ -1,4 +1,4 @@
-"""Frames: arrays travel as they are, many chunks in few arrays; whoever speaks otherwise is told so."""
+"""Frames: arrays travel as they are, many chunks in few arrays; a peer with another format gets an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes say that they live and get on: what a heartbeat tells, and what the driver and the pool tell by theirs."""
+"""Processes report that they live and make progress: what a heartbeat holds, and what the driver and the pool write."""
 
 from __future__ import annotations
 

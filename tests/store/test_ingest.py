@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def told(store: Store) -> list[int]:
-    """The steps that events tell of."""
+    """List the steps in the events."""
     return [event.data["step"] for event in events.after(store, 0) if event.kind == "step"]
 
 

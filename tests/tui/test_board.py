@@ -1,4 +1,4 @@
-"""What the dashboard knows and how little it asks for; and how it tells numbers and events."""
+"""What the dashboard knows and how little it asks for; and how it shows numbers and events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def happened(*events: Json, tick: bool = False) -> Changes:
 
 
 def a_board(world: World) -> tuple[Board, Client, Counting]:
-    """That has read everything once."""
+    """Make a board that has read everything once."""
     transport, board = Counting(world), Board(AlarmLimits())
     client = Client(transport=transport)
     assert board.read(client, Changes(everything=True, tick=True)) is not None

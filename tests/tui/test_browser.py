@@ -73,7 +73,7 @@ async def opens_a_run(page: Tab, lines: list[str]) -> None:
 
 
 def keep(picture: bytes) -> None:
-    """To look at, where PICTURES names a directory."""
+    """Save the picture to look at, where PICTURES names a directory."""
     if where := os.environ.get("PICTURES"):
         Path(where, "browser.png").write_bytes(picture)
 

@@ -1,4 +1,4 @@
-"""Charts in text: any values, any number of them, any box; round numbers, spikes, several runs told apart."""
+"""Charts in text: any values, any number of them, any box; round numbers, spikes, and several distinct runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a new run: from fields to YAML and back, what is told of mistakes, and the screen by keys alone."""
+"""The form of a new run: from fields to YAML and back, the messages about mistakes, and the screen by keys alone."""
 
 from __future__ import annotations
 

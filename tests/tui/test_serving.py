@@ -56,7 +56,7 @@ def a_world(*aliases: dict[str, Any]) -> World:
 
 
 def said(body: dict[str, Any]) -> dict[str, Any]:
-    """As the daemon answers `generate`."""
+    """Answer as the daemon answers `generate`."""
     version = "sorter@6" if body["version"] == "bot" else body["version"]
     text = f"{version} says {body['prompt']}"
     return {"version": version, "completions": [{"text": text, "tokens": [1, 2, 3], "finish": "stop"}]}
@@ -71,7 +71,7 @@ async def serving(world: World, size: tuple[int, int] = (160, 50), **options: An
 
 
 async def chatting(user: User, prompt: str) -> None:
-    """With the alias under the cursor, and the version before."""
+    """Open a chat with the alias under the cursor and the version before it, and send the prompt."""
     await until(user, lambda: "sorter@4" in line(user, "#log-of-moves"))
     await user.press("c")
     await until(user, lambda: user.app.focused is not None and user.app.focused.id == "prompt")

@@ -28,7 +28,7 @@ class User:
         return self.made.json("show", name)
 
     def step(self) -> int:
-        """Of the run on the screen."""
+        """Return the step of the run on the screen."""
         found = re.search(r"step (\d+)/", self.terminal.text)
         return int(found[1]) if found else -1
 

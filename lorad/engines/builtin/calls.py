@@ -34,7 +34,7 @@ class StopStrings:
         self.window = max(len(stop.encode()) for stop in stops) + 4  # a character may begin up to 3 bytes earlier
 
     def complete(self, tokens: list[int]) -> bool:
-        """Whether the last token completes a stop string."""
+        """Return whether the last token completes a stop string."""
         text = self.decoder.decode(tokens[-self.window :], skip_special_tokens=False)
         return any(stop in text for stop in self.stops)
 
@@ -58,7 +58,7 @@ class Sample(Struct, eq=False):
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether its arithmetic ran over: its keys and values are not to be met by others."""
+        """Return whether its arithmetic ran over: its keys and values are not to be met by others."""
         return bool(self.logprobs) and not math.isfinite(self.logprobs[-1])
 
     def push(self, token: int, logprob: float) -> bool:
@@ -72,7 +72,7 @@ class Sample(Struct, eq=False):
         return self.finish is None
 
     def chunk(self) -> Chunk | None:
-        """The tokens not handed out yet, or None when there is nothing to say."""
+        """Return the tokens not handed out yet, or None when there is nothing to say."""
         if self.closed or (self.finish is None and self.sent == len(self.tokens)):
             return None
         start, self.sent, self.closed = self.sent, len(self.tokens), self.finish is not None
@@ -88,7 +88,7 @@ class Sample(Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Samples that go on from the same tokens: those of a prompt, or one that lost its place. Prefilled once."""
+    """Samples that continue from the same tokens, prefilled once: those of one prompt, or one that lost its place."""
 
     tokens: np.ndarray
     samples: list[Sample]
@@ -96,12 +96,12 @@ class Group:
     prompt: int  # so many of the tokens are the prompt
 
     def split(self, count: int) -> tuple[Group, Group]:
-        """Its first samples, and the others."""
+        """Split off the first samples; returns them and the others."""
         first, rest = self.samples[:count], self.samples[count:]
         return Group(self.tokens, first, self.call, self.prompt), Group(self.tokens, rest, self.call, self.prompt)
 
     def resumed(self, sample: Sample) -> Group:
-        """What recomputes the keys and values of a sample that gave up its row."""
+        """Make the group that recomputes the keys and values of a sample that gave up its row."""
         made = np.array(sample.tokens, self.tokens.dtype)
         return Group(np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt)
 
@@ -109,7 +109,7 @@ class Group:
 class Call:
     """One `generate` call. The compute thread grows its samples; its queue carries lists of chunks, then None.
 
-    caller: whose it is, told of the time in which none of its samples has a turn.
+    caller: whose call it is; it collects the time in which none of the samples has a turn.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Call:
         return len(self.samples) * self.longest
 
     def report(self, now: float) -> list[Chunk] | None:
-        """What is new; None when there is nothing to tell yet. now: time.monotonic()."""
+        """Return the chunks since the last report; None when there is nothing to send yet. now: time.monotonic()."""
         ended = [sample for sample in self.open if sample.finish is not None]
         due = now - self.reported >= (STREAM_SECONDS if self.stream else GATHER_SECONDS)
         if not due and len(ended) < len(self.open) and not (self.stream and ended):
@@ -167,11 +167,11 @@ class Call:
         return chunks
 
     def more(self) -> int:
-        """How many tokens were made since it was asked last."""
+        """Count the tokens made since the last call."""
         before, self.counted = self.counted, sum(len(sample.tokens) for sample in self.samples)
         return self.counted - before
 
     @property
     def ended(self) -> bool:
-        """Whether everything was handed out."""
+        """Return whether everything was handed out."""
         return not self.open

@@ -126,7 +126,7 @@ class DecodeBatch:
         self._retain([one.finish is None for one in self.samples])
 
     def _line(self, more: int = 0) -> deque[Group]:
-        """Whose head is next. more: rows that those who go first are about to have."""
+        """Return the line whose head is next. more: rows that the calls that go first are about to have."""
         first, others = self.pending.first, self.pending.others
         if not first or not others:
             return first or others
@@ -135,14 +135,16 @@ class DecodeBatch:
         return first if held < max(1.0, FIRST_SHARE * most) else others
 
     def _fitting(self, span: int) -> int:
-        """How many rows of so many tokens may be there, at least one."""
+        """Return how many rows of `span` tokens fit, at least one."""
         rows = max(1, min(self.max_rows, self.most_tokens // span))
         while rows > 1 and self.stepper.padded(rows) * span > self.most_tokens:
             rows -= 1
         return rows
 
     def _has_room(self) -> bool:
-        """Whether the next group fits, and enough rows are free (or few enough samples wait) to make it worth it."""
+        """Return whether the next group fits, and enough rows are free (or few enough samples wait) to make it
+        worth it.
+        """
         line = self._line()
         if not line or not self.samples:
             return bool(line)
@@ -175,7 +177,7 @@ class DecodeBatch:
         self._retain([True] * start + alive)
 
     def _first(self, samples: Sequence[Sample], scores: Tensor) -> tuple[Tensor, list[bool]]:
-        """The first token after the prefill of each sample, and which of them go on."""
+        """Draw the first token after the prefill of each sample; returns the tokens, and which samples continue."""
         samplings = [one.sampling for one in samples]
         counts = torch.tensor([len(one.tokens) for one in samples])
         state = (seeds_of(samples), counts, parameters_of(samplings))
@@ -288,6 +290,6 @@ class DecodeBatch:
 
 
 def _push(samples: Sequence[Sample], tokens: Tensor, logprobs: Tensor) -> list[bool]:
-    """Hand each sample its token; returns which of them go on."""
+    """Append to each sample its token; returns which of them continue."""
     rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
     return [one.push(token, logprob) for one, token, logprob in rows]

@@ -140,15 +140,15 @@ class BuiltinEngine(Engine):
                 self._calls.remove(call)
 
     def _own(self, call: Call) -> Budget:
-        """What it takes its memory from, when its batch is its own."""
+        """Return the memory budget of a call whose batch is its own."""
         return self._first if call.goes_first and not self._mix_calls else self._budget
 
     def _needed(self, call: Call) -> int:
-        """Bytes of that; a shared batch sees to itself."""
+        """Return the bytes that a call takes from `_own`; 0 with a shared batch, which has its own limit."""
         return 0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)
 
     async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
-        """The model's tokenizer, read when stop strings first need it."""
+        """Return the model's tokenizer, read when stop strings first need it."""
         if sampling.stop and self._decoder is None:
             path = self._directory / "tokenizer.json"
             if not path.is_file():
@@ -222,7 +222,7 @@ class BuiltinEngine(Engine):
         raise Conflict("the builtin engine cannot sleep: it shares its base with the trainer", hint="use mode fused")
 
     async def wake(self) -> None:
-        """Nothing to do: it never sleeps."""
+        """Do nothing: this engine never sleeps."""
 
     async def health(self) -> EngineHealth:
         samples = [sample for call in self._calls for sample in call.samples if sample.finish is None]

@@ -14,10 +14,10 @@ BLOCK = 64  # tokens
 
 
 class PrefixCache:
-    """The least recently used blocks leave first. A block's key holds the version and every token up to its end.
+    """Keys and values of prompt prefixes, in blocks; the least recently used ones are dropped first.
 
-    version: what tells versions apart: the digest of the tensors and the scale that they are used with.
-
+    A block's key holds the version and every token up to its end.
+    version: what distinguishes versions: the digest of the tensors and the scale that they are used with.
     Filled from and read into `KVCache`s; an entry is [layers x (k and v), kv heads, BLOCK, head_dim].
     """
 

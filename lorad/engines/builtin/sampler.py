@@ -1,4 +1,4 @@
-"""From logits to one token per row. Each row is random by its own seed and token count alone.
+"""Sample one token per row from logits. The randomness of a row depends on its own seed and token count alone.
 
 Left out: penalties, beam search, minimum lengths, grammars.
 """

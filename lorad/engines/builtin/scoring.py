@@ -21,7 +21,7 @@ Row = tuple[np.ndarray, int]
 
 
 def micro_batches(batch: Batch) -> Iterator[list[Row]]:
-    """The samples of a batch in their order, cut so that no padded micro-batch is too large."""
+    """Yield the samples of a batch in their order, cut so that no padded micro-batch is too large."""
     rows: list[Row] = []
     longest = 0
     for prompt, completions in batch.groups():

@@ -10,9 +10,9 @@ from lorad.models.turns import Account, Party, Work
 
 
 class SharedDecode(Account, Work):
-    """It has the weight of all that have a call in the batch, and pays as one.
+    """The decode batch as one party in the turns: it has the summed weight of all that have a call in it.
 
-    Whose rows are more of the batch than its weight is of theirs owes the difference; it is taken from what others owe.
+    A party whose share of the rows exceeds its share of the weight owes the difference, which lowers what others owe.
     """
 
     haste = 0.03  # who trains joins it the sooner: a step with everybody's rows costs little more than one with a few

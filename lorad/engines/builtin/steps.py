@@ -31,7 +31,7 @@ class Stepper(Protocol):
     keeps_cache: bool
 
     def padded(self, rows: int) -> int:
-        """How many rows a step of so many really has: there must be slots for them."""
+        """Return how many rows a step of `rows` really has: there must be slots for them."""
         ...
 
     def bind(self, loras: Loras) -> None:
@@ -46,7 +46,7 @@ def stepper(models: Merger) -> Stepper:
 
 
 def distinct(loras: Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """The adapters in order of their first row, and the index of each row's."""
+    """Return the adapters in order of their first row, and the index of each row's."""
     numbers: dict[FrozenLora | None, int] = {}
     owner = np.array([numbers.setdefault(lora, len(numbers)) for lora in loras], np.int64)
     return list(numbers), owner

@@ -26,7 +26,7 @@ class Waiting:
         (self.first if call.goes_first else self.others).extend(call.groups)
 
     def put_back(self, group: Group) -> None:
-        """At the head of its line."""
+        """Put a group back at the head of its line."""
         (self.first if group.call.goes_first else self.others).appendleft(group)
 
     def drop_aborted(self) -> None:
@@ -36,7 +36,7 @@ class Waiting:
             line.extend(left)
 
     def samples(self, enough: int) -> int:
-        """How many wait, counted no further than needed."""
+        """Count the waiting samples, but no further than `enough`."""
         count = 0
         for group in self:
             count += len(group.samples)

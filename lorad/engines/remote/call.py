@@ -28,8 +28,11 @@ Picker = Callable[[np.ndarray], Awaitable[Server]]
 
 
 class Call:
-    """version, server_name: as the caller and as the servers name it; server_name None is the base. again_elsewhere:
-    is told of a server that was not finite, and tells whether it may be another version's doing.
+    """One `generate` call, spread over the servers.
+
+    version, server_name: as the caller and as the servers name it; server_name None is the base.
+    again_elsewhere: called with a server whose scores were not finite; returns whether another version may be the
+    cause.
     """
 
     def __init__(
@@ -61,7 +64,10 @@ class Call:
         return sum(not task.done() for task in self._waiting)
 
     async def chunks(self, pick: Picker, count: Callable[[int], None]) -> AsyncGenerator[Chunk, None]:
-        """Until every sample has ended. count: is told of new tokens. Raises what the first failed sample raised."""
+        """Yield chunks until every sample has ended. Raises what the first failed sample raised.
+
+        count: called with the number of new tokens.
+        """
         left = sum(len(prompt.seeds) for prompt in self.prompts)
         for place, prompt in enumerate(self.prompts):
             for index in range(len(prompt.seeds)):
@@ -98,7 +104,7 @@ class Call:
             log.warning("%s did not take an abort: %s", server, error)
 
     async def _end(self) -> None:
-        """Nothing is left under way, here or on a server."""
+        """End everything that is left under way, here and on the servers."""
         if unfinished := [task for task in self._tasks if not task.done()]:
             await self.abort()
             for task in unfinished:
@@ -106,7 +112,7 @@ class Call:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _never_began(self, prompt: Prompt, index: int, task: asyncio.Task[None]) -> None:
-        """Cancelled before its first step; later `_to_queue` tells."""
+        """Report a sample as aborted whose task was cancelled before its first step; later `_to_queue` reports it."""
         if task.cancelled():
             self._queue.put_nowait(self._chunk(prompt, index, Piece([], [], "abort")))
 
@@ -120,7 +126,7 @@ class Call:
             self._queue.put_nowait(lost)
 
     async def _sample(self, pick: Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
-        """The pieces of one sample. One that broke before anything of it was passed on begins again elsewhere."""
+        """Yield the pieces of one sample. One that broke before anything of it was passed on begins again elsewhere."""
         prompt = self.prompts[place]
         error: LoradError = PoolLost("no server took it")
         for again in range(TRIES):
@@ -160,7 +166,7 @@ class Call:
         return error
 
     async def _asked(self, server: Server, request: str, prompt: Prompt, index: int) -> AsyncGenerator[Piece, None]:
-        """As the server gives it; an end that nobody asked for is none."""
+        """Yield one sample's pieces as the server sends them; an abort that nobody asked for is an error."""
         self._waiting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         seed = int(prompt.seeds[index])
         pieces = server.dialect.sample(
@@ -190,6 +196,6 @@ class Call:
 
 
 def check(piece: Piece, server: Server) -> None:
-    """Raises NotFinite."""
+    """Raise NotFinite unless every token of the piece has a finite log-probability."""
     if len(piece.tokens) != len(piece.logprobs) or not all(map(math.isfinite, piece.logprobs)):
         raise NotFinite(f"{server} answered without a finite log-probability for every token")

@@ -48,10 +48,12 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
 class Abilities(Struct, frozen=True):
     """What a running server can do, found out by asking it.
 
-    version: of the software. max_tokens: its context length. lora: whether adapters can be loaded while it runs.
-    sleep: whether it answers to sleep and wake. scaled_logprobs: as in
-    ServerSettings; None: either way, as each request needs it. missing: what it lacks, each in words that say what it
-    costs.
+    version: of the software.
+    max_tokens: its context length.
+    lora: whether adapters can be loaded while it runs.
+    sleep: whether it answers to sleep and wake.
+    scaled_logprobs: as in ServerSettings; None: either way, as each request needs it.
+    missing: what it lacks, each with what the lack costs.
     """
 
     version: str
@@ -71,7 +73,7 @@ class Piece(Struct, frozen=True):
 
 
 class Metrics(Struct, frozen=True):
-    """Counters since the server's start, and what holds now. None: the server does not tell."""
+    """Counters since the server's start, and gauges of now. None: the server does not report it."""
 
     running: int | None = None
     waiting: int | None = None
@@ -95,23 +97,23 @@ class Dialect(ABC):
 
     @abstractmethod
     def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
-        """The argv that serves on the Unix socket `socket` and nowhere else. No secret is in it."""
+        """Return the argv that serves on the Unix socket `socket` and nowhere else. No secret is in it."""
 
     @abstractmethod
     def environment(self, settings: ServerSettings) -> dict[str, str]:
-        """What is added to the environment of the server."""
+        """Return the variables to add to the server's environment."""
 
     @abstractmethod
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
-        """Why the server cannot sample like this, in words that end in what to do; "" when it can."""
+        """Return why the server cannot sample like this, and what to do about it; "" when it can."""
 
     @abstractmethod
     async def is_ready(self, http: Http) -> bool:
-        """Whether a starting server takes requests now."""
+        """Return whether a starting server takes requests now."""
 
     @abstractmethod
     async def is_alive(self, http: Http) -> bool:
-        """Whether it answers at all: also while it is paused, asleep or busy."""
+        """Return whether it answers at all: also while it is paused, asleep or busy."""
 
     @abstractmethod
     async def abilities(self, http: Http) -> Abilities: ...

@@ -1,8 +1,8 @@
 """A rollout engine of one or several servers: SGLang or vLLM behind the engine protocol.
 
-What all servers hold is in one table; a version is there when every server that serves has it. A server that dies is
-started again, told what it has to hold, compared with what was attested, and only then served from. Meanwhile the
-others go on; without any, calls wait.
+One table lists what all servers hold; a version is loaded when every serving server has it. A server that dies is
+started again, loaded with what it has to hold, compared with what was attested, and only then served from. Meanwhile
+the others continue; without any, calls wait.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RemoteEngine(Engine):
         await self._holdings.remove(name)
 
     async def loaded(self) -> Sequence[LoadedVersion]:
-        """What every serving server says it holds, with the digest of what it was given."""
+        """List the versions that every serving server reports as loaded, with the digests of what it was given."""
         if not self._fleet.asleep:
             await self._some()
         return [held.describe() for held in await self._holdings.there()]
@@ -130,7 +130,7 @@ class RemoteEngine(Engine):
         return await self._scored(version, batch, everywhere=True)
 
     async def _scored(self, version: str, batch: Batch, *, everywhere: bool) -> list[np.ndarray]:
-        """By one or all of the servers that serve; when one of them dies of it or meanwhile, by those left."""
+        """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are left."""
         await self._fleet.opened()
         with self._versions.use(version) as held:
             for _ in range(TRIES):
@@ -151,7 +151,10 @@ class RemoteEngine(Engine):
         return self._may_be_a_neighbours(digest, [server])
 
     def _may_be_a_neighbours(self, digest: str, servers: Sequence[Server]) -> bool:
-        """What NaN leaves in a server's memory reaches others; in a second life it is the version's own."""
+        """Return whether NaN may come from another version, whose NaN stayed in a server's memory.
+
+        In a second life of the server, it is the version's own.
+        """
         lives = self._not_finite.setdefault(digest, set())
         before = set(lives)
         lives.update((server.index, server.life) for server in servers)
@@ -215,7 +218,9 @@ class RemoteEngine(Engine):
         await asyncio.to_thread(self._holdings.close)
 
     async def _some(self) -> list[Server]:
-        """Those that serve. Inside `settled` none can return, so that nobody waits for one there."""
+        """Return the serving servers. Raises EngineGone inside `settled`, where waiting for one to return would never
+        end.
+        """
         if _settled.get() and not self._fleet.serving:
             raise EngineGone("the last server that served died amid a publish", hint=_BACK)
         return await self._fleet.some()
@@ -232,7 +237,7 @@ class RemoteEngine(Engine):
             await self._holdings.fill(server, then=lambda: server.become("up"))
 
     async def _verify(self, server: Server) -> None:
-        """Raises what the pool's check raises."""
+        """Raise what the pool's check raises."""
         if self._check is None:
             return
 

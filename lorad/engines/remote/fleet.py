@@ -125,7 +125,7 @@ class Fleet:
         await self._open.wait()
 
     async def some(self) -> list[Server]:
-        """Those that serve; waits while none does. Raises why when none ever will."""
+        """Return the serving servers; wait while there are none. Raises the reason when none will ever serve again."""
         while not self.serving:
             if self._is_closing:
                 raise PoolLost("the engine is being closed", hint="Resume the run; the daemon starts another pool.")
@@ -135,19 +135,19 @@ class Fleet:
         return self.serving
 
     def stop_waiting(self) -> None:
-        """For a server that returns."""
+        """Make everybody who waits for a server to return give up, because the engine is being closed."""
         self._is_closing = True
         self._changed()
 
     async def pick(self, prompt: np.ndarray) -> Server:
-        """The server for a sample of `prompt`."""
+        """Return the server for a sample of `prompt`."""
         serving = {server.index: server for server in await self.some()}
         return serving[routing.pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
 
     async def load(self, name: str, directory: Path) -> None:
-        """By every server that serves. Raises AdapterRefused, and the caller unloads it everywhere then.
+        """Load an adapter on every serving server. Raises AdapterRefused, upon which the caller unloads it everywhere.
 
-        A server that dies of it or meanwhile loads it when it comes back.
+        A server that dies meanwhile loads it when it comes back.
         """
         servers = self.serving
         outcomes = await asyncio.gather(*(s.load(name, directory) for s in servers), return_exceptions=True)
@@ -167,7 +167,7 @@ class Fleet:
             raise EngineGone(f"{name} was not loaded: {outcomes[0]}", hint=_DIED)
 
     async def unload(self, name: str) -> None:
-        """By every server that may hold it; one that does not answer is asked again."""
+        """Unload an adapter from every server that may hold it; one that does not answer is asked again."""
         servers = self.serving
         outcomes = await asyncio.gather(*(s.unload(name) for s in servers), return_exceptions=True)
         for server, outcome in zip(servers, outcomes, strict=True):
@@ -190,7 +190,7 @@ class Fleet:
         self._open.clear()
 
     async def sleep(self) -> None:
-        """Nothing is in flight."""
+        """Put the servers to sleep; the caller makes sure that no request is in flight."""
         self.asleep = True
         self._awake.clear()
         servers = self.serving
@@ -202,14 +202,14 @@ class Fleet:
                 raise outcome
 
     async def wake(self, verify: Callable[[Server], Awaitable[None]]) -> None:
-        """Those that sleep. One that does not serve as before is started again, in the background."""
+        """Wake the sleeping servers; one that does not answer as before is restarted in the background."""
         self.asleep = False
         self._awake.set()
         asleep = [server for server in self.servers if server.state == "asleep"]
         await asyncio.gather(*(self._wake(server, verify) for server in asleep))
 
     def release(self) -> None:
-        """New calls go on."""
+        """Let new calls in again."""
         self._open.set()
 
     async def _wake(self, server: Server, verify: Callable[[Server], Awaitable[None]]) -> None:

@@ -32,7 +32,11 @@ class HeldRemote(Held):
 
 
 class Holdings:
-    """shapes: (out, in) of every linear of the base. `changing`: held while servers are told to load or to unload."""
+    """The versions that the servers hold, and the loading and unloading of them.
+
+    shapes: (out, in) of every linear of the base.
+    changing: held while servers load or unload.
+    """
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: Transport) -> None:
         self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
@@ -44,7 +48,7 @@ class Holdings:
         self._left: list[HeldRemote] = []  # to unload when the servers are awake
 
     async def add(self, name: str, source: AdapterSource) -> HeldRemote:
-        """On all servers that serve, or on none. Raises what `Engine.load` raises."""
+        """Load a version on all serving servers, or on none. Raises what `Engine.load` raises."""
         self.versions.reserve(name)
         try:
             form = await asyncio.to_thread(self._received, source)
@@ -62,7 +66,9 @@ class Holdings:
         return held
 
     async def remove(self, name: str) -> None:
-        """Once nobody uses it. What has begun then ends, also when the caller is cancelled. Raises NotFound."""
+        """Remove a version once nothing uses it; once begun, this ends even when the caller is cancelled. Raises
+        NotFound.
+        """
         held = await self.versions.remove(name)
         await asyncio.shield(asyncio.create_task(self._removed(held)))
 
@@ -82,7 +88,7 @@ class Holdings:
             then()
 
     async def there(self) -> list[HeldRemote]:
-        """Those that every serving server says it holds. Raises EngineGone when none answered."""
+        """Return the versions that every serving server reports as loaded. Raises EngineGone when none answered."""
         known = list(self.versions.table.values())
         if self._fleet.asleep:
             return known
@@ -103,7 +109,7 @@ class Holdings:
         self.versions.table.clear()
 
     def _received(self, source: AdapterSource) -> Adapter:
-        """In the form that the servers read."""
+        """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
         form = served(adapter, self._shapes, self._fleet.dialect.joined, self._settings.dtype)
         for module in form.config.modules:
@@ -140,7 +146,7 @@ class Holdings:
                 await self._discard(held)
 
     async def _discard(self, held: HeldRemote) -> None:
-        """It is nowhere any more. The directory goes last: a server that is still reading it must not miss it."""
+        """Unload a version everywhere, then remove its directory: a server that still reads it must not miss it."""
         if held.directory is not None:
             await self._fleet.unload(str(held.server_name))
             await asyncio.to_thread(self._transport.remove, held.directory)

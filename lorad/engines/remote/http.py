@@ -24,11 +24,15 @@ class ServerGone(LoradError):
 
 
 class ServerSilent(LoradError):
-    """It took the request and did not answer in time: it may still do what was asked."""
+    """The server took the request and did not answer in time: it may still do what was asked."""
 
 
 class ServerRefused(LoradError):
-    """It answered with an error. `status`: of HTTP; `text`: its words."""
+    """The server answered with an error.
+
+    status: HTTP status code.
+    text: body of the answer.
+    """
 
     def __init__(self, message: str, *, status: int, text: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -36,7 +40,7 @@ class ServerRefused(LoradError):
 
 
 class NotFinite(LoradError):
-    """It answered without a finite log-probability for every token: what it computes with cannot be trusted any more.
+    """The server answered without a finite log-probability for every token: its memory cannot be trusted any more.
 
     Memory for keys and values that held NaN is given to other requests (seen with vLLM).
     """
@@ -48,7 +52,7 @@ class NotFinite(LoradError):
 class Address(Struct, frozen=True):
     """Where a server listens: a Unix socket, or a URL (http://host:port). Keys: "" without one.
 
-    admin_key: of routes that change the server, where it tells two kinds apart; "": `key` is for all.
+    admin_key: for routes that change the server, where it distinguishes two kinds; "": `key` is for all.
     """
 
     socket: Path | None = None
@@ -86,20 +90,20 @@ class Http:
         await self._session.close()
 
     async def get(self, path: str, *, timeout: float | None = None, admin: bool = False) -> Any:
-        """The JSON (else the text) of a 2xx reply."""
+        """Return the JSON (else the text) of a 2xx reply."""
         return await self._ask("GET", path, None, timeout, admin)
 
     async def post(self, path: str, body: Any = None, *, timeout: float | None = None, admin: bool = False) -> Any:
-        """The JSON (else the text) of a 2xx reply."""
+        """Return the JSON (else the text) of a 2xx reply."""
         return await self._ask("POST", path, body, timeout, admin)
 
     async def status(self, path: str, *, timeout: float | None = None) -> int:
-        """The HTTP status of a GET, whatever it is."""
+        """Return the HTTP status of a GET, whatever it is."""
         async with self._sent("GET", path, None, timeout, False) as reply:
             return reply.status
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """The JSON of each server-sent event until `[DONE]` or the end of the stream."""
+        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream."""
         async with self._sent("POST", path, body, None, False) as reply:
             await _check(reply, path)
             async for line in reply.content:

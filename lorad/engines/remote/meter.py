@@ -32,7 +32,7 @@ class Meter:
         self._told_at = float("-inf")
 
     def count(self, tokens: int) -> None:
-        """So many new tokens came."""
+        """Count new tokens."""
         self._tokens.append((time.monotonic(), tokens))
         while self._tokens and self._tokens[0][0] < time.monotonic() - RATE_SECONDS:
             self._tokens.popleft()

@@ -16,7 +16,7 @@ SURPLUS = 1.25  # times the average load
 
 
 def pick(prompt: np.ndarray, loads: Sequence[tuple[int, int]]) -> int:
-    """The identity of a server. loads: (identity, samples in flight) of each one that serves; at least one."""
+    """Return the identity of a server. loads: (identity, samples in flight) of each one that serves; at least one."""
     limit = math.ceil(SURPLUS * (sum(load for _, load in loads) + 1) / len(loads))
     below = [identity for identity, load in loads if load + 1 <= limit]
     return max(below or [min(loads, key=lambda entry: entry[1])[0]], key=lambda identity: _weight(prompt, identity))

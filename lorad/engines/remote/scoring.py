@@ -19,9 +19,10 @@ _calls = itertools.count()
 
 
 async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
-    """float32 [T], by one server, whatever its state. name: None is the base.
+    """Score a batch on one server, whatever its state; returns float32 [T]. name: None is the base.
 
-    Raises ServerGone when it died of it or meanwhile, NotFinite, ServerRefused, ServerSilent; nothing goes on then.
+    Raises ServerGone when the server died meanwhile, NotFinite, ServerRefused, ServerSilent; no request is left
+    running.
     """
     batch.check()
     limit, call = asyncio.Semaphore(SCORING), next(_calls)
@@ -48,7 +49,7 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
 
 
 async def scores(servers: Sequence[Server], name: str | None, batch: Batch) -> list[np.ndarray]:
-    """Of each server. Raises ServerGone when some died, once it is known which; what else went wrong goes first.
+    """Score a batch on each server. Raises ServerGone when some died, once it is known which; other errors come first.
 
     Servers that were not finite are given up.
     """

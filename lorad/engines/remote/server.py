@@ -60,7 +60,7 @@ class Server:
         self.state: State = "starting"
         self.error: LoradError | None = None
         self.abilities: Abilities | None = None
-        self.names: dict[str, Path] = {}  # what it was told to hold
+        self.names: dict[str, Path] = {}  # what it has been asked to hold
         self.in_flight = 0
         self.life = 0
         self.heard = time.monotonic()
@@ -77,7 +77,10 @@ class Server:
         self._changed()
 
     async def start(self) -> None:
-        """Until it takes requests. Raises PoolLost with the end of its log when it ends or does not come up in time."""
+        """Start the server, and wait until it takes requests.
+
+        Raises PoolLost with the end of its log when it ends or does not come up in time.
+        """
         self.names, self.heard, self.life = {}, time.monotonic(), self.life + 1
         await self.http.reset()
         self._lost.clear()
@@ -99,7 +102,7 @@ class Server:
         log.info("%s: ready after %.1f s", self, time.monotonic() - started)
 
     async def gone(self) -> str:
-        """Wait until it died, hangs or is out of reach; in words."""
+        """Wait until the server died, hangs or is out of reach; returns what happened."""
         waits = [asyncio.create_task(self._lost.wait()), asyncio.create_task(self._hangs())]
         other = self._emptied() if self.process is None else self._process_ended(self.process)
         waits.append(asyncio.create_task(other))
@@ -118,7 +121,7 @@ class Server:
             self.names[name] = directory
 
     async def unload(self, name: str) -> None:
-        """Nothing happens when it does not hold it."""
+        """Unload an adapter; does nothing when the server does not hold it."""
         async with self._loads:
             self.names.pop(name, None)
             with contextlib.suppress(ServerRefused):
@@ -139,7 +142,9 @@ class Server:
         return await self.within(self.dialect.loaded(self.http), ANSWER_SECONDS)
 
     async def judged(self, refused: ServerRefused, name: str | None) -> ServerRefused | ServerGone:
-        """What a refusal means: ServerGone when what does the work is dead, or when somebody started it again."""
+        """Decide what a refusal means: ServerGone when the worker process is dead or the server was restarted by
+        somebody.
+        """
         try:
             dead = refused.code >= 500 and not await self.within(self.dialect.is_alive(self.http), ANSWER_SECONDS)
             if not dead and (name not in self.names or name in await self.holds()):
@@ -151,7 +156,7 @@ class Server:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Around one request: while there are some, its silence is noticed."""
+        """Count one request inside the block: while there are some, the server's silence is noticed."""
         if not self.in_flight:
             self.heard = time.monotonic()
         self.in_flight += 1
@@ -163,7 +168,9 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Around one request; waits while too many are under way. Raises ServerGone when it does not serve."""
+        """Wait while too many requests are under way, then enter one. Raises ServerGone when the server does not
+        serve.
+        """
         with self.working():
             async with self._turns:
                 if self.state != "up":
@@ -171,7 +178,7 @@ class Server:
                 yield
 
     def lose(self) -> None:
-        """It is of no use any more: whoever waits for `gone` hears of it."""
+        """Give the server up: it is unusable, and `gone` returns."""
         self._lost.set()
 
     async def suspected(self) -> None:
@@ -183,11 +190,13 @@ class Server:
             await asyncio.sleep(0.02)
 
     def listening(self) -> None:
-        """It said something."""
+        """Note that the server was heard from just now."""
         self.heard = time.monotonic()
 
     async def quiet(self) -> None:
-        """Until it empties its prefix cache, which it does when nothing runs or waits: of a sleep before, some die."""
+        """Wait until the server empties its prefix cache, which it does when idle: some servers die of a sleep
+        before that.
+        """
         end = time.monotonic() + QUIET_SECONDS
         while time.monotonic() < end:
             if await self.within(self.dialect.flush(self.http), ANSWER_SECONDS):
@@ -201,7 +210,7 @@ class Server:
         self.become("asleep")
 
     async def wake(self) -> None:
-        """It is not `up` yet: the caller checks it first."""
+        """Wake the server, which is not `up` yet: the caller checks it first."""
         await self.within(self.dialect.wake(self.http))
 
     async def close(self) -> None:
@@ -216,7 +225,7 @@ class Server:
         await self.end()
 
     async def end(self) -> None:
-        """Nothing is left of a process of lorad's."""
+        """End the server's process, if lorad started one."""
         if self.process is not None:
             await self.process.stop()
 
@@ -236,8 +245,12 @@ class Server:
             return False
 
     async def _hangs(self) -> str:
-        """Only silence of any kind counts: a long prompt or a paused server is slow, not dead. One without work, or
-        asleep, says nothing by itself: it is asked as often."""
+        """Wait until the server hangs; returns a description.
+
+        Only complete silence counts: a long prompt or a paused server is slow, not dead. A server without work, or
+        asleep, says
+        nothing by itself: it is asked as often.
+        """
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             silent = time.monotonic() - self.heard

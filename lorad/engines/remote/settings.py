@@ -1,4 +1,4 @@
-"""From what the daemon asks for to what a server is started with, and where it lies."""
+"""Turn what the daemon asks for into what a server is started with, and where it listens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings_of(
     sleep: bool,
     devices: int = 1,
 ) -> ServerSettings:
-    """Of the first server; see `of_server` for the others."""
+    """Make the settings of the first server; see `of_server` for the others."""
     return ServerSettings(
         model=model,
         dtype=dtype,
@@ -60,12 +60,12 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
 
 
 def _crowd(setup: ServerSetup, devices: int) -> int:
-    """The most servers on one device."""
+    """Return the most servers on one device."""
     return -(-setup.servers // max(1, devices // setup.tp))
 
 
 def addresses(setup: ServerSetup) -> list[Address]:
-    """Of the servers that the user runs. Raises SpecError for a key that cannot be read."""
+    """List the addresses of servers that the user runs. Raises SpecError for a key file that cannot be read."""
     key = read_key(setup.key_file, "key_file") if setup.key_file else ""
     admin = read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
     return [
@@ -77,7 +77,7 @@ def addresses(setup: ServerSetup) -> list[Address]:
 
 
 def read_key(path: str, name: str) -> str:
-    """The one line of a file that nobody else may read. Raises SpecError."""
+    """Return the one line of a file that nobody else may read. Raises SpecError."""
     try:
         with open(path) as file:
             mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()

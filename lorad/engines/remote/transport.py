@@ -65,7 +65,7 @@ class Transport:
 
     @staticmethod
     def remove(directory: Path) -> None:
-        """Whoever asks a server for it from now on gets an error, not the adapter."""
+        """Make servers that are asked to load it from now on fail, rather than load the adapter."""
         shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ def _not_written(path: Path, error: OSError) -> StorageError:
 
 
 def _root(work: Path) -> Path:
-    """The same for each life of the same pool."""
+    """Return a directory for adapters that is the same for each life of one pool."""
     try:
         space = os.statvfs(MEMORY)
         roomy = space.f_bavail * space.f_frsize >= LEAST_FREE and os.access(MEMORY, os.W_OK)

@@ -99,7 +99,9 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _devices(settings: ServerSettings) -> str:
-    """Those that the server sees: `tp` of them from the settings' on, counted among those that this process sees."""
+    """List the devices for the server: `tp` of them from the settings' device on, counted among those this process
+    sees.
+    """
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = range(first, first + settings.tp)

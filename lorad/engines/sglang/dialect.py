@@ -111,7 +111,7 @@ class SglangDialect(Dialect):
             self._aborted.discard(request)
 
     def _ended(self, request: str, left: int) -> Finish | None:
-        """How a sample ends that stopped at the model's own end token; None: it goes on."""
+        """Return why a sample ended that stopped at the model's own end token; None: it continues."""
         if left <= 0:
             return "length"
         return "abort" if request in self._aborted else None
@@ -185,10 +185,10 @@ class SglangDialect(Dialect):
 
 
 def _rid() -> str:
-    """New for each HTTP request, none the beginning of another.
+    """Make an id for one HTTP request; no id is a prefix of another.
 
-    SGLang aborts every request whose id begins like the one that it is told; and two seconds after the end of a stream
-    it aborts its id once more, whoever has it by then.
+    SGLang aborts every request whose id begins with the one to abort; and two seconds after the end of a stream
+    it aborts that id once more, even when another request has it by then.
     """
     return uuid.uuid4().hex
 
@@ -225,10 +225,10 @@ def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str,
 
 
 async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> AsyncGenerator[tuple[Piece, bool]]:
-    """(piece, whether it is the last of this request). A request that ended at the model's own end token has no finish.
+    """Yield (piece, is_last) of one request; one that ended at the model's own end token has no finish.
 
-    The caller goes on from there with a second request; seeds are hashed with positions, so that the sample is the one
-    that would have been.
+    The caller continues from there with a second request; seeds are hashed with positions, so the sample is the same as
+    without the break.
     """
     seen, over = 0, False
     stream = http.events("/generate", body) if body["stream"] else _once(http, body)

@@ -54,7 +54,9 @@ def lacking(place: str) -> NoReturn:
 
 
 def seed_of(request: Any) -> int:
-    """Its own, else one that differs between requests and is the same on every rank of a tensor-parallel group."""
+    """Return the request's own seed, else one that differs between requests and is the same on every rank of a
+    tensor-parallel group.
+    """
     seed = request.sampling_params.sampling_seed
     if seed is not None:
         return int(seed)
@@ -89,13 +91,13 @@ def split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
 
 
 def use_private_directory(path: Path) -> str:
-    """Nobody else may open what this process and its children make from here on; temporary files go to the result."""
+    """Make files of this process and its children private from here on; returns where temporary files go."""
     os.umask(0o077)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "lorad" / "torchinductor"))
     directory = tempfile.mkdtemp(prefix="sgl", dir=path.parent)
     os.environ["TMPDIR"] = tempfile.tempdir = directory
-    # Ranks meet in a file: torch's TCP store answers whoever connects.
+    # Ranks meet in a file: torch's TCP store answers everybody who connects.
     os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{directory}/ranks")
     return directory
 
@@ -157,7 +159,7 @@ def freeze_over(path: Path) -> None:
 
 
 def serve(path: Path, arguments: list[str]) -> None:
-    """As `python -m sglang.launch_server`, until it is told to end."""
+    """Serve like `python -m sglang.launch_server`, until a signal ends it."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

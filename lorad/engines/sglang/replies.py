@@ -66,7 +66,7 @@ def news(reply: Reply, seen: int) -> tuple[list[int], list[float]]:
 
 
 def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
-    """Their values. Raises NotFinite when one is missing, of another token, or no number."""
+    """Return the log-probabilities' values. Raises NotFinite when one is missing, of another token, or no number."""
     values = [value for value, token, _ in logprobs if value is not None and math.isfinite(value)]
     if [token for _, token, _ in logprobs] != tokens or len(values) != len(tokens):
         raise NotFinite("SGLang sampled without a finite log-probability for every token")
@@ -74,7 +74,7 @@ def finite(logprobs: list[Logprob], tokens: list[int]) -> list[float]:
 
 
 def refusal(error: ServerRefused) -> ServerRefused:
-    """The same error without what SGLang adds about others: it lists every adapter that it holds or held."""
+    """Return the same error without what SGLang adds about others: it lists every adapter that it holds or held."""
     found = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
     text = first_words(found.group(1).replace("\\n", "\n").replace('\\"', '"') if found else error.text)
     route = error.message.partition(" ")[0]
@@ -92,7 +92,7 @@ def samples_of(text: str) -> Iterator[tuple[str, float]]:
 
 
 def summed(text: str) -> dict[str, float]:
-    """The samples of a text, those of one name added up."""
+    """Return the samples of a text, those of one name added up."""
     totals: dict[str, float] = {}
     for name, value in samples_of(text):
         totals[name] = totals.get(name, 0.0) + value

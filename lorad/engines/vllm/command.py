@@ -113,13 +113,15 @@ def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _cpu_cache(settings: ServerSettings) -> int:
-    """Bytes for keys and values."""
+    """Return the bytes for keys and values."""
     context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
     return max(CPU_CACHE_BYTES, CPU_CACHE_CONTEXTS * context)
 
 
 def _devices(settings: ServerSettings) -> str:
-    """Those that the server sees: `tp` of them from the settings' on, counted among those that this process sees."""
+    """List the devices for the server: `tp` of them from the settings' device on, counted among those this process
+    sees.
+    """
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = range(first, first + settings.tp)

@@ -184,7 +184,7 @@ class VllmDialect(Dialect):
 
 
 def _is_greedy(sampling: Sampling) -> bool:
-    """Of one token there is nothing to draw, and vLLM gives a greedy token's log-probability at temperature 1."""
+    """Return whether sampling is greedy: nothing is drawn, and vLLM gives the log-probability at temperature 1."""
     return sampling.temperature == 0 or (sampling.temperature == 1 and sampling.top_k == 1)
 
 
@@ -232,7 +232,7 @@ async def _tell_to_abort(http: Http, requests: list[str]) -> bool:
 
 
 async def _info(http: Http) -> dict[str, Any]:
-    """The server's configuration; empty without VLLM_SERVER_DEV_MODE."""
+    """Return the server's configuration; empty without VLLM_SERVER_DEV_MODE."""
     with contextlib.suppress(ServerRefused):
         info = await http.get("/server_info?config_format=json", timeout=INFO_SECONDS)
         return dict(info["vllm_config"])
@@ -240,7 +240,9 @@ async def _info(http: Http) -> dict[str, Any]:
 
 
 def _scaled(model: dict[str, Any]) -> bool:
-    """A server that does not tell was most likely started with the default."""
+    """Return whether log-probabilities are scaled by temperature; assume vLLM's default when the server does not
+    say.
+    """
     return str(model.get("logprobs_mode", "raw_logprobs")).startswith("processed")
 
 

@@ -17,7 +17,7 @@ class Events:
     """
 
     def __init__(self, http: Http, path: str, body: dict[str, Any]) -> None:
-        self.aborted = False  # set by whoever ends it early
+        self.aborted = False  # set by a caller that ends it early
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._error: Exception | None = None
         self._reader = asyncio.create_task(self._read(_stream(http, path, body)))
@@ -38,7 +38,7 @@ class Events:
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has said its last word."""
+        """Return whether the server has said its last word."""
         return self._reader.done()
 
     async def over(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class Events:
             async with contextlib.aclosing(stream):
                 async for event in stream:
                     self._queue.put_nowait(event)
-        except Exception as error:  # whatever it is, it is raised to whoever reads
+        except Exception as error:  # whatever it is, it is raised in the reader
             self._error = error
         finally:
             self._queue.put_nowait(None)

@@ -11,18 +11,20 @@ ANSWER_SECONDS = 60.0  # the engine answers between two steps
 
 
 class Memory:
-    """Weights have numbers there, which nobody tells: a load's is the one that is new after it."""
+    """Maps adapters to the numbers that the server gives their weights: after a load, the new number is the
+    adapter's.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, set[int]] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
     async def begin(self, http: Http) -> None:
-        """When a server has started: numbers begin again then."""
+        """Read the numbers of a server that has just started: they begin again then."""
         self._held[str(http.address)] = await self._numbers_of(http)
 
     async def loaded(self, http: Http, name: str) -> None:
-        """After each load, one at a time for each server."""
+        """Find the number of an adapter that was just loaded; called after each load, one at a time for each server."""
         address = str(http.address)
         before, now = self._held.get(address, set()), await self._numbers_of(http)
         self._held[address] = now
@@ -31,7 +33,9 @@ class Memory:
             self._numbers[address, name] = new.pop()
 
     async def forget(self, http: Http, name: str) -> None:
-        """Of a server that does not take orders of this kind, and of weights that are not known for sure, nothing."""
+        """Remove the adapter's weights from the server; does nothing when their number is unknown or the order
+        unsupported.
+        """
         number = self._numbers.pop((str(http.address), name), None)
         if number is not None:
             with contextlib.suppress(ServerRefused):
@@ -46,7 +50,7 @@ class Memory:
 
     @staticmethod
     async def _order(http: Http, method: str, *arguments: int) -> list[list[int]]:
-        """What each process of the engine answers."""
+        """Call a method in each process of the engine; returns their answers."""
         body = {"method": method, "args": list(arguments)}
         reply = await http.post(ROUTE, body, timeout=ANSWER_SECONDS, admin=True)
         return list(reply["results"])

@@ -88,7 +88,9 @@ def not_finite() -> NotFinite:
 
 
 def refusal(error: ServerRefused, *private: object) -> ServerRefused:
-    """The same error in few words, without the other names that vLLM lists. private: what is cut out, as paths."""
+    """Return the same error in few words, without the other names that vLLM lists. private: what is cut out, as
+    paths.
+    """
     route = error.message.partition(" ")[0]
     found = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
     return refused(route, error.code, str(json.loads(found.group(1), strict=False)) if found else error.text, *private)
@@ -103,7 +105,7 @@ def refused(route: str, code: int, message: str, *private: object) -> ServerRefu
 
 
 def metrics(text: str) -> Metrics:
-    """From Prometheus' text format."""
+    """Read metrics from Prometheus' text format."""
     lines = re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
     sums: dict[str, float] = {}
     adapters: list[tuple[float, str]] = []

@@ -71,7 +71,7 @@ async def amplification(
 
 
 def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Limits) -> Amplified:
-    """The verdict on the copy. engine: its log-probabilities."""
+    """Return the verdict on the copy. engine: its log-probabilities."""
     if not (np.isfinite(engine).all() and np.isfinite(prediction.now).all()):
         return Amplified(Attestation("failed", "amplified log-probabilities are not finite"))
     facts = measure(prediction.canaries, engine, prediction.now, prediction.before, limits)

@@ -38,7 +38,7 @@ UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engi
 
 
 class Sets(NamedTuple):
-    """Canaries of one size, and as many of them as tell enough."""
+    """All canaries of one size, and the fewest of them that are informative enough."""
 
     every: Canaries
     few: Canaries
@@ -78,11 +78,11 @@ class Attester:
         return (await self._sets(count, tokens, run)).every
 
     async def any_canaries(self) -> Canaries:
-        """As `canaries`, of whatever size: those that there are, if there are any."""
+        """Return canaries of any size: those made first, or new ones of the default size."""
         return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
     def few(self, canaries: Canaries) -> Canaries:
-        """As many of them as tell enough for a direct comparison and a name."""
+        """Return the part of these canaries that suffices for a direct comparison and a test by name."""
         return next(sets.few for sets in self._canaries.values() if sets.every is canaries)
 
     async def twice(self, canaries: Canaries, run: str = "") -> Canaries:
@@ -109,7 +109,7 @@ class Attester:
         return self._canaries[count, tokens]
 
     async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
-        """Whether `name` is what is claimed. To be called inside the same `Engine.settled` as the load."""
+        """Test whether `name` serves what is claimed. Call it inside the same `Engine.settled` as the load."""
         if (missing := await self.delivery(name, source.digest)) is not None:
             return Outcome(missing)
         canaries = claim.canaries
@@ -128,7 +128,7 @@ class Attester:
         return outcome
 
     async def amplified(self, name: str, source: AdapterSource, prediction: Prediction) -> Amplified:
-        """The amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
+        """Return the amplified test of the tensors behind `name`, on every server. Inside `Engine.settled`."""
         assert source.adapter is not None
         copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
         async with self._temporaries.loaded(name, "amplified", copy) as temporary:
@@ -159,11 +159,11 @@ class Attester:
         log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
 
     def forget(self, name: str) -> None:
-        """It is not to be served any more."""
+        """Drop the reference of a version that is no longer served."""
         self._references.pop(name, None)
 
     async def check(self, score: Scorer) -> None:
-        """Raises AttestationFailed unless `score` says of the base and of every version what the engine said before."""
+        """Raise AttestationFailed unless `score` says of the base and of every version what the engine said before."""
         is_same = True
         for canaries in [sets.few for sets in self._canaries.values()]:
             base = (await score(BASE, canaries.batch)).astype(np.float64)
@@ -177,7 +177,7 @@ class Attester:
         self.returns += not is_same
 
     async def _check_version(self, name: str, reference: Reference, base: np.ndarray, score: Scorer) -> bool:
-        """Whether it is the same bit for bit."""
+        """Return whether it is the same bit for bit."""
         try:
             now = (await score(name, reference.canaries.batch)).astype(np.float64)
         except NotFound:

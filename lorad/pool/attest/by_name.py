@@ -33,7 +33,7 @@ def same_bits(left: Scores, right: Scores) -> bool:
 
 
 def judge_bits(name: Scores, copy: Scores, others: Others) -> Attestation:
-    """For an engine whose answers repeat bit for bit."""
+    """Judge a version's name on an engine whose answers repeat bit for bit."""
     if not same_bits(name, copy):
         return _failed(name, copy)
     alike = _alike(others, lambda other: np.array_equal(name[0], other))
@@ -43,7 +43,10 @@ def judge_bits(name: Scores, copy: Scores, others: Others) -> Attestation:
 
 
 def judge_within(name: Scores, copy: Scores, others: Others, noise: float) -> Attestation:
-    """For an engine whose answers do not repeat. noise: nats rms between an engine's answer and the right one."""
+    """Judge a version's name on an engine whose answers do not repeat.
+
+    noise: root mean square, in nats, of the difference between an engine's answer and the right one.
+    """
     limit = NOISE_FACTOR * noise
     apart = max(map(rms_between, name, copy))
     if not apart <= limit:

@@ -16,7 +16,7 @@ from lorad.protocol.batch import Batch, Chunk, Prompt, Sampling
 
 PROMPT_TOKENS = 8
 CANDIDATES = 4  # sampled for each canary that is wanted
-UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that tell something
+UNCERTAIN = (0.01, 0.9)  # probabilities of tokens that are informative
 FEWEST, FEWEST_TELLING = 4, 80  # canaries; and tokens among theirs that are not nearly certain
 MOST_NOISE = {"float32": 1e-4, "bfloat16": 0.15}  # nats rms; above, engine and trainer hold different bases
 
@@ -79,7 +79,10 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
 
 
 def fewest(logprobs: np.ndarray, batch: Batch) -> int:
-    """How many of the canaries, from the first one on, tell enough. logprobs: [T], of the base."""
+    """Count the canaries, from the first one on, that together hold enough uncertain tokens for a test.
+
+    logprobs: [T], of the base.
+    """
     telling = np.exp(logprobs) < UNCERTAIN[1]
     ends = np.cumsum(batch.completion_lengths)
     counts = np.cumsum(telling)[ends - 1]
@@ -87,7 +90,7 @@ def fewest(logprobs: np.ndarray, batch: Batch) -> int:
 
 
 def some_of(batch: Batch, count: int) -> Batch:
-    """The first `count` canaries; the batch itself when these are all."""
+    """Return the first `count` canaries; the batch itself when these are all."""
     if count == batch.completion_lengths.size:
         return batch
     prompts = np.split(batch.prompts, np.cumsum(batch.prompt_lengths))[:count]

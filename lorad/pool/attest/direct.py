@@ -58,7 +58,9 @@ class Reference(Struct, frozen=True):
 def judge(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
 ) -> Attestation:
-    """The verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous: dt(v-1)."""
+    """Return the verdict of the direct comparison. engine, trainer: log-probabilities of the version; previous:
+    dt(v-1).
+    """
     if not np.isfinite(engine).all():
         return Attestation("failed", "the engine's log-probabilities are not finite")
     if not np.isfinite(trainer).all():
@@ -83,7 +85,7 @@ def judge(
 
 
 def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits: Limits) -> Attestation:
-    """The verdict on an engine that is compared with itself, which takes the place of the trainer.
+    """Return the verdict on an engine that is compared with itself, which takes the place of the trainer.
 
     now, base: what it says today of the version and of the base.
     """
@@ -92,7 +94,7 @@ def judge_again(reference: Reference, now: np.ndarray, base: np.ndarray, limits:
 
 
 def worst(verdicts: Sequence[Attestation]) -> Attestation:
-    """Of several servers', all of which have to pass."""
+    """Return the worst of several servers' verdicts: all servers have to pass."""
     found = max(verdicts, key=lambda verdict: SEVERITY.index(verdict.verdict))
     alike = sum(verdict.verdict == found.verdict for verdict in verdicts)
     if alike == len(verdicts):
@@ -103,7 +105,7 @@ def worst(verdicts: Sequence[Attestation]) -> Attestation:
 def measure(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Limits
 ) -> dict[str, float]:
-    """The numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
+    """Return the numbers behind a verdict; without rel and slope when dt is zero, without z when u is."""
     de, dt = engine - canaries.engine, trainer - canaries.trainer
     difference, u = np.abs(engine - trainer), dt - previous
     sigma = max(canaries.sigma, limits.least_sigma)
@@ -142,7 +144,7 @@ def _passed_or_inconclusive(facts: dict[str, float], limits: Limits) -> Attestat
 
 
 def resembles(facts: dict[str, float]) -> str:
-    """What the engine seems to serve instead, in words."""
+    """Describe what the engine seems to serve instead."""
     if "rel" not in facts:
         return "the engine does not answer like the base, which a fresh adapter equals"
     slope, z = facts["slope"], facts.get("z", 1.0)

@@ -20,7 +20,7 @@ class Temporaries:
 
     @asynccontextmanager
     async def loaded(self, name: str, what: str, source: AdapterSource) -> AsyncIterator[str]:
-        """The name of a copy of `name`, gone again at the end. Inside `Engine.settled`."""
+        """Provide the name of a copy of `name`, gone again at the end. Inside `Engine.settled`."""
         async with self._one:
             copy = f"{name}{MARK}{what}{next(self._numbers)}"
             await self._engine.load(copy, source)

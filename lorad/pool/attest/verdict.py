@@ -42,11 +42,13 @@ class Outcome(Struct, frozen=True):
 
     @property
     def changes_nothing(self) -> bool:
-        """By the trainer's own word."""
+        """Return whether the adapter equals the base according to the trainer's own log-probabilities."""
         return self.direct.verdict == "passed" and "rel" not in self.direct.facts
 
     def wants_more(self, *, is_proven: bool) -> bool:
-        """Whether an amplified test, or one on more canaries, could tell what these could not; see `verdict`."""
+        """Return whether an amplified test, or a test on more canaries, could decide what these left open; see
+        `verdict`.
+        """
         if self.named is None or "failed" in (self.direct.verdict, self.named.verdict) or self.changes_nothing:
             return False
         if self.amplified is not None:

@@ -23,7 +23,7 @@ ABOUT = frozenset({"hello", "status", "shutdown"})  # calls that do not count as
 
 
 async def answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
-    """Everything that goes back to the caller, from a task of its own. Raises nothing but cancellation."""
+    """Yield everything that goes back to the caller, from a task of its own. Raises nothing but cancellation."""
     WORK.set(pool.parties.caller(call))
     try:
         kind, args = _checked(pool, call)

@@ -61,7 +61,7 @@ class Service:
             task.add_done_callback(partial(_close, wire))  # also of one that is cancelled before it begins
 
     async def _connection(self, wire: Wire) -> None:
-        """Reads calls until the peer goes; then its streams end, and what changes a slot goes on."""
+        """Read calls until the peer closes; then end its streams, but let calls that change a slot finish."""
         mine: dict[int, asyncio.Task[None]] = {}
         is_driver = False
         try:

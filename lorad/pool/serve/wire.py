@@ -20,14 +20,14 @@ class Wire:
         self._frames: set[asyncio.Task[None]] = set()
 
     async def receive(self) -> Call:
-        """The next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
+        """Return the next call. Raises ConnectionError at the end of the stream, BadFrame when it is no call."""
         prefix = frames.parse_prefix(await self._exactly(frames.PREFIX.size))
         return frames.decode(prefix, await self._exactly(prefix.body), Call)
 
     async def send(self, answer: Answer) -> None:
-        """Returns when the peer's buffer has taken all of it; frames of several answers never mix.
+        """Send one answer; returns when the peer's buffer has taken all of it. Frames of several answers never mix.
 
-        A frame goes out whole though its sender is cancelled meanwhile: the others on this connection go on.
+        A frame is sent whole even if its sender is cancelled meanwhile: the other calls of this connection continue.
         """
         frame = asyncio.create_task(self._send(frames.encode(answer)))
         self._frames.add(frame)

@@ -53,6 +53,6 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
 
 
 async def shutdown(pool: Pool, _call: Call, _args: Nothing) -> Nothing:
-    """What is under way ends first."""
+    """Begin to stop the pool; calls under way end first."""
     pool.stopping.set()
     return Nothing()

@@ -1,4 +1,4 @@
-"""A version on its way into the engine: loaded, attested, and looked at again where one look could not tell."""
+"""Bring a version into the engine: load it, attest it, and attest it again where one look was inconclusive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Live(NamedTuple):
 async def bring(
     pool: Pool, version: str, source: AdapterSource, claim: Claim, predict: Predict, *, run: str = ""
 ) -> Live:
-    """Loaded, and not failed: its verdict is in the entry. Nobody finds it before it is put into `pool.loaded`.
+    """Load and attest a version; the verdict is in its entry. Nobody finds it before it is put into `pool.loaded`.
 
     Raises AttestationFailed; then, and whatever else is raised, nothing of it is left.
     """
@@ -52,7 +52,7 @@ async def bring(
 
 
 async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, predict: Predict) -> Attestation:
-    """The verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
+    """Return the verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
 
     async def looked_at() -> Live:
         async with pool.phases.serving(), pool.engine.settled():
@@ -63,7 +63,7 @@ async def again(pool: Pool, entry: Entry, source: AdapterSource, claim: Claim, p
 
 
 async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predict, run: str) -> Live:
-    """With the verdict in its entry, after another look where that is wanted."""
+    """Store the verdict in the version's entry, after a second look where the first one was not enough."""
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
         live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))
     verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
@@ -72,7 +72,7 @@ async def _judged(pool: Pool, live: Live, source: AdapterSource, claim: Claim, p
 
 
 async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:
-    """From the beginning when the engine died and has come back."""
+    """Bring a version in, and start over when the engine died and came back."""
     tries = 0
     while True:
         try:
@@ -98,7 +98,7 @@ async def _loaded(pool: Pool, version: str, source: AdapterSource, claim: Claim,
 
 
 async def _looked_again(pool: Pool, live: Live, source: AdapterSource, predict: Predict, run: str) -> Outcome:
-    """Amplified, and where it has been already, on more canaries."""
+    """Run an amplified test, or, where that was done already, one on more canaries."""
     prediction = await predict(live.outcome.amplified is not None)
     if prediction is None:
         return live.outcome

@@ -48,7 +48,7 @@ async def close_slot(pool: Pool, call: Call, _: Nothing) -> Closed:
 
 
 async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
-    """What the attempt has under way ends first."""
+    """Free the slot of an attempt after its calls under way have ended."""
     await pool.fence(args.run).settle()
     tenant = pool.tenants.get(args.run)
     if tenant is not None and tenant.attempt == args.attempt:
@@ -69,7 +69,9 @@ async def _clear(pool: Pool, call: Call) -> None:
 
 
 async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
-    """By the engine too, where that was started for adapters like it: the engine never has to serve a reference."""
+    """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to serve
+    one.
+    """
     config = (await asyncio.to_thread(outline, Path(wanted.directory))).config
     if config.rank > args.rank or not set(config.modules) <= set(args.modules):
         return Attestation(
@@ -79,7 +81,8 @@ async def _attested(pool: Pool, args: Open, wanted: LoadVersion) -> Attestation:
 
 
 async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, wanted: LoadVersion) -> SlotInfo:
-    """The run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After this both are open,
+    """Return the run's slot, with a frozen one beside it that holds exactly the tensors of `wanted`. After this
+    both are open,
     or none. Raises AdapterRefused, AttestationFailed.
     """
     name, directory = reference_slot(slot.slot), Path(wanted.directory)

@@ -66,7 +66,7 @@ async def _export(pool: Pool, tenant: Tenant, args: Publish) -> tuple[Adapter, s
 
 
 async def _amplifies(pool: Pool, tenant: Tenant) -> bool:
-    """Whether this version is amplified; then the one before it is on disk."""
+    """Return whether this version is amplified; then the one before it is on disk."""
     attester = pool.attester
     will_return = pool.info.mode == "timesliced" and not attester.returned_the_same
     is_due = will_return or tenant.proof.is_due(tenant.spec.amplified_every, attester.returns)

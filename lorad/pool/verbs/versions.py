@@ -28,7 +28,7 @@ async def load_version(pool: Pool, _: Call, args: LoadVersion) -> Loaded:
 
 
 async def attest_reference(pool: Pool, wanted: LoadVersion) -> Attestation:
-    """The verdict on an adapter that nobody samples from: as of a version that is loaded, which then goes again.
+    """Return the verdict on an adapter that nobody samples from: as of a version that is loaded, which then goes again.
 
     Raises what `load_version` raises.
     """
@@ -43,7 +43,7 @@ async def let_go(pool: Pool, _: Call, args: LetGo) -> Nothing:
 
 
 async def unload(pool: Pool, call: Call, args: Unload) -> Nothing:
-    """The run is done with one of its versions. Raises Conflict when it is not one of its loaded ones."""
+    """Release one of a run's versions. Raises Conflict when it is not one of its loaded ones."""
     tenant = pool.tenant(call)
     entry = tenant.attested(args.version)
     tenant.versions.remove(entry)
@@ -68,7 +68,7 @@ async def _bring(pool: Pool, args: LoadVersion) -> Entry:
 
 
 async def _claim(pool: Pool, args: LoadVersion, adapter: Adapter) -> tuple[Claim, Predict]:
-    """What the trainer makes of the same files."""
+    """Compute what the trainer makes of the same files, for the engine to be compared with."""
     files, predictor = Files(Path(args.directory), adapter.config), pool.attester.predictor
     every = await pool.attester.any_canaries()
     few = pool.attester.few(every)

@@ -34,7 +34,7 @@ class Sequences:
 
     @property
     def prefixes(self) -> Ints:
-        """How many tokens of a prompt come before each run."""
+        """Return how many tokens of a prompt come before each run."""
         return np.where(self.owner < 0, 0, self.lengths[self.owner])
 
 
@@ -103,7 +103,7 @@ class Layout:
         )
 
     def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool) -> Tensor | None:
-        """Where visible zero, else minus infinity; of the fused kernel true and false."""
+        """Make the attention mask: zero where visible, else minus infinity; for the fused kernel true and false."""
         if fused and not wide:
             return None
         visible = self._visible(prefixes, wide, long)
@@ -141,7 +141,7 @@ def similar(sequences: Sequences) -> Iterator[Ints]:
 
 
 def _apart(lengths: Ints, prefixes: Ints) -> Ints:
-    """What sequences of one block have in common: the length of the prompt for the fused kernel, else 0."""
+    """Return the key by which sequences share a block: the prompt's length for the fused kernel, else 0."""
     return np.where(prefixes + lengths > LONG, prefixes, 0)
 
 

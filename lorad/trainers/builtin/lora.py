@@ -32,11 +32,11 @@ class SlotLora:
 
     @property
     def first_layer(self) -> int:
-        """The first layer at which any of the slots has something; what is before it needs no backward."""
+        """Return the first layer at which any of the slots has something; what is before it needs no backward."""
         return min(layer for slot in self.slots for layer, _ in slot.sites)
 
     def at(self, ranges: Sequence[slice]) -> SlotLora:
-        """The same slots on other rows."""
+        """Return the same slots on other rows."""
         return SlotLora(self.slots, ranges, self.train, self.amplify)
 
     def apply(self, layer: int, group: str, x: Tensor, y: Tensor) -> Tensor:

@@ -30,21 +30,23 @@ class Piece:
 
     @property
     def groups(self) -> slice:
-        """Of the samples; the first and the last group may be there in part."""
+        """Return the slice of the groups that these samples belong to; the first and the last may be covered in
+        part.
+        """
         ends = np.cumsum(self.batch.group_sizes)
         first, last = np.searchsorted(ends, [self.samples.start, self.samples.stop - 1], "right").tolist()
         return slice(first, last + 1)
 
     @property
     def tokens(self) -> slice:
-        """The completion tokens of the samples, among those of the batch."""
+        """Return the completion tokens of the samples, among those of the batch."""
         ends = np.cumsum(self.batch.completion_lengths)
         start = int(ends[self.samples.start - 1]) if self.samples.start else 0
         return slice(start, int(ends[self.samples.stop - 1]))
 
     @property
     def rows(self) -> int:
-        """How many tokens the forward computes for it."""
+        """Count the tokens that the forward computes for this piece."""
         computed = np.unique(self.same[self.samples])
         return int(self.batch.prompt_lengths[self.groups].sum() + (self.batch.completion_lengths[computed] - 1).sum())
 
@@ -74,7 +76,7 @@ def twins(batch: Batch) -> Ints:
 
 
 def plan(batch: Batch, budget: int, share: bool) -> Iterator[Piece]:
-    """The batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by itself.
+    """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by itself.
 
     Groups without samples are left out. share: samples of a group with the same tokens are computed once (which dropout
     forbids: each has its own masks).
@@ -132,7 +134,7 @@ def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, P
 
 
 def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
-    """The tensors of one micro-batch."""
+    """Return the tensors of one micro-batch."""
     parts: list[_Part] = []
     row = run = 0
     for piece in pieces:

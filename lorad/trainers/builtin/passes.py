@@ -91,7 +91,7 @@ def _stats(parts: Sequence[_Found], normaliser: float) -> LossStats:
 
 
 def _recomputing(lora: SlotLora) -> Run:
-    """For one forward: layers are recomputed from the first one on that has something to train."""
+    """Run the layers of one forward so that those from the first trained one on are recomputed in the backward pass."""
     layers, first = itertools.count(), lora.first_layer
 
     def run(layer: LayerForward, x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def _most_rows(base: Base) -> int:
 
 
 def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:
-    """What of each range lies in the chunk, counted from the chunk's start; maybe empty."""
+    """Cut each range to the chunk, counted from the chunk's start; may be empty."""
     size = chunk.stop - chunk.start
     ends = [(min(max(r.start - chunk.start, 0), size), min(max(r.stop - chunk.start, 0), size)) for r in ranges]
     return [slice(start, stop) for start, stop in ends]

@@ -138,14 +138,14 @@ def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, in
 
 
 def _stack(flat: Tensor, first: Tensor, rows: int) -> Tensor:
-    """The block of `rows` rows of `flat` that begins with the view `first`."""
+    """Return the block of `rows` rows of `flat` that begins with the view `first`."""
     columns = first.shape[1]
     start = first.storage_offset()
     return flat[start : start + rows * columns].view(rows, columns)
 
 
 def dropout_generator(device: torch.device, seed: int) -> torch.Generator:
-    """As a new slot with this seed has it."""
+    """Make the generator that a new slot with this seed begins with."""
     generator = torch.Generator(device=device)
     generator.manual_seed(_seed("dropout", seed))
     return generator

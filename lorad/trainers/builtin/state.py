@@ -39,7 +39,7 @@ def save(slot: Slot, directory: Path, base_model: str) -> list[str]:
 
 
 def load(slot: Slot, directory: Path) -> None:
-    """Raises IntegrityError, and changes nothing, for files that are not whole or not of an adapter like the slot's."""
+    """Load a checkpoint. Raises IntegrityError, and changes nothing, when it is damaged or of an unlike adapter."""
     saved = checkpoint.read(directory, slot.spec.adapter, slot.shapes)
     dropout = _dropout_state(slot, saved, directory)
 
@@ -53,8 +53,10 @@ def load(slot: Slot, directory: Path) -> None:
 
 
 def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
-    """That of the file. A device takes only states of its own kind, which without dropout, where nothing is ever drawn,
-    does not matter: then that of a new slot. After another trainer, one that the seed and the step decide.
+    """Return the generator's state from the file; after another kind of trainer, one derived from the seed and the
+    step.
+
+    A device takes only states of its own kind. Without dropout nothing is ever drawn, so that a new slot's state does.
     """
     device, seed = slot.dropout.device, slot.spec.seed
     if "dropout" not in saved.rng:

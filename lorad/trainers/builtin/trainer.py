@@ -47,8 +47,8 @@ class BuiltinTrainer(Trainer):
         self._slots: dict[str, Slot] = {}
 
     def capabilities(self) -> TrainerCapabilities:
-        """On a GPU deterministic only where torch has been told to refuse kernels that are not: bits repeat as far as
-        torch keeps that word.
+        """Return what this trainer can do; on a GPU it is deterministic only where torch refuses nondeterministic
+        kernels.
         """
         refuses = (
             torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -151,7 +151,7 @@ class BuiltinTrainer(Trainer):
     def _gradients(
         self, slots: Sequence[Slot], work: Sequence[GradientWork], joined: dict[int, Piece]
     ) -> dict[int, LossStats]:
-        """Of one micro-batch. joined: which of the slots have a piece in it."""
+        """Accumulate the gradients of one micro-batch. joined: slot index -> the piece of that slot in it."""
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
         lora = SlotLora(mine, rows.rows, train=True)

@@ -26,7 +26,7 @@ HALVES = ("lora_A", "lora_B")
 
 
 def is_adapter(parameter: str) -> bool:
-    """Whether a parameter of this name is no part of the base."""
+    """Return whether a parameter of this name is no part of the base."""
     return any(f".{half}.{NAME}." in parameter for half in HALVES)
 
 
@@ -44,7 +44,7 @@ class AdapterRoom:
         self._linears: dict[str, Any] = {name: model.get_submodule(name) for name in shapes}
 
     def parameters(self) -> set[nn.Parameter]:
-        """What `fully_shard` is not to know; call `clear` once it is done."""
+        """Return the adapter's parameters, which `fully_shard` must ignore; call `clear` once it is done."""
         return {parameter for name, parameter in self._peft.named_parameters() if is_adapter(name)}
 
     @contextlib.contextmanager
@@ -63,7 +63,7 @@ class AdapterRoom:
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in called}
 
     def clear(self) -> None:
-        """No adapter is in the model."""
+        """Take the adapter out of the model."""
         self._adapted = []
         if self._holds:
             self._peft.delete_adapter(NAME)
@@ -92,7 +92,7 @@ class AdapterRoom:
 
     @contextlib.contextmanager
     def acting(self, adapter: bool, train: bool) -> Iterator[None]:
-        """Whether the adapter and its dropout act meanwhile."""
+        """Set whether the adapter and its dropout act inside the block."""
         for linear in self._adapted:
             linear.lora_dropout[NAME].train(train)
         if adapter:

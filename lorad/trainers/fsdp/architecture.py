@@ -64,7 +64,9 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The layers in their order; raises SpecError where they are no list of the length that the config tells."""
+    """Return the decoder layers in order. Raises SpecError when no list has the length that the model's config
+    states.
+    """
     count = model.config.get_text_config().num_hidden_layers
     for module in model.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -100,7 +102,7 @@ def takes(model: nn.Module, argument: str) -> bool:
 
 
 def may_pack(model: Any) -> bool:
-    """Whether nothing in the config speaks against several sequences in a row."""
+    """Return whether nothing in the config speaks against several sequences in a row."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
@@ -108,7 +110,7 @@ def may_pack(model: Any) -> bool:
 
 
 def _keep_in_fp32(model: Any) -> None:
-    """What the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained` does."""
+    """Convert what the architecture computes in fp32 whatever the dtype of the rest, as `from_pretrained` does."""
     kept = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if kept and re.search(rf"(?:^|\.)(?:{kept})(?:\.|$)", name):
@@ -121,7 +123,7 @@ def _is_routed(name: str) -> bool:
 
 
 def _words(nested: object) -> list[str]:
-    """Every string among the values of nested mappings and lists."""
+    """Return every string among the values of nested mappings and lists."""
     if isinstance(nested, str):
         return [nested]
     inner = nested.values() if isinstance(nested, Mapping) else nested if isinstance(nested, Sequence) else ()

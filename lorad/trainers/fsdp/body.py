@@ -85,7 +85,7 @@ class FsdpBody(Body):
         self._room.clear()
 
     def _keeps_apart(self) -> bool:
-        """The same on all ranks."""
+        """Return whether `keeps_apart` holds on every rank. Collective."""
         mine = keeps_apart(lambda ids, positions: self._logits(ids, positions, None), self.vocab, self.device)
         return self.dp.most(int(not mine), self.device) == 0
 
@@ -120,7 +120,7 @@ class FsdpBody(Body):
             return self._logits(rows.ids, rows.positions, rows.predictors)
 
     def backward(self, rows: Rows, loss_of: LossOf, *, recompute: bool) -> None:
-        """Also of no tokens: what the other ranks' backward needs from this one is in the graph."""
+        """Run forward and backward, also for no tokens: other ranks' backward needs this rank's part of the graph."""
         logits = self.logits(rows, adapter=True, train=True, recompute=recompute)
         (loss_of(logits) + 0 * logits.sum() if not len(logits) else loss_of(logits)).backward()
 

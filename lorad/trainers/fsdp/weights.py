@@ -43,7 +43,7 @@ def fill(model: nn.Module, directory: Path, device: torch.device) -> None:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What a checkpoint holds of the base, once each and by the names there; adapters are left out."""
+    """Yield the base's tensors that a checkpoint holds, once each and by the names there; adapters are left out."""
     transient = {
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in model.named_modules()
@@ -64,7 +64,7 @@ def checksum(model: nn.Module) -> str:
 
 
 def _where(directory: Path) -> dict[str, Path]:
-    """Which file holds a tensor."""
+    """Map each tensor's name to the file that holds it."""
     found: dict[str, Path] = {}
     for path in weight_files(directory):
         try:
@@ -76,7 +76,7 @@ def _where(directory: Path) -> dict[str, Path]:
 
 
 def _is_stored_as_named(model: nn.Module, files: dict[str, Path]) -> bool:
-    """Whether tensors can be copied as they are: transformers fuses or renames those of some architectures."""
+    """Return whether tensors can be copied as they are: transformers fuses or renames those of some architectures."""
     return not _converts(model) and all(name in files for name, _ in weights(model))
 
 
@@ -153,7 +153,7 @@ def _loaded(model: Any, directory: Path) -> dict[str, Tensor]:
 
 
 def _rows(tensor: Tensor) -> slice:
-    """Which rows of the whole this rank holds: FSDP2 cuts as `torch.chunk` does."""
+    """Return which rows of the whole tensor this rank holds: FSDP2 cuts as `torch.chunk` does."""
     count = tensor.shape[0]
     if not isinstance(tensor, DTensor):
         return slice(0, count)

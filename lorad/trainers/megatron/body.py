@@ -24,7 +24,7 @@ LAYOUTS = 16
 
 
 def open_body(settings: BodySettings) -> Body:
-    """After `workers.join`. Raises: SpecError for what lorad or Megatron does not take."""
+    """Build the model; call it after `workers.join`. Raises SpecError for what lorad or Megatron does not take."""
     return MegatronBody(build(settings), settings)
 
 
@@ -95,7 +95,7 @@ class MegatronBody(Body):
         return mounted
 
     def _wrap(self, targets: Sequence[Target], key: MountKey) -> None:
-        """On every stage, or on none."""
+        """Wrap the targets on every stage, or on none."""
         failure: AdapterRefused | None = None
         try:
             self._wrapped = wrap(self._model, those_here(targets, self._paths), key)

@@ -53,7 +53,10 @@ def wrap(model: nn.Module, targets: Sequence[Target], key: MountKey) -> list[Wra
 
 
 def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
-    """What was not asked for in a fused module gets zeros as well, which stay: Bridge's forward wants every member."""
+    """Wrap one target in its adapter.
+
+    Members of a fused module that were not asked for get zeros, which stay: Bridge's forward needs every member.
+    """
     original = model.get_submodule(target.path)
     flags = {name: value for name, value in vars(original).items() if name.startswith("return_layernorm_output")}
     parent, _, name = target.path.rpartition(".")
@@ -68,7 +71,7 @@ def _wrap(model: nn.Module, target: Target, peft: Any) -> Wrapped:
 
 
 def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
-    """The model is exactly what it was."""
+    """Take the adapters out, so that the model is exactly what it was."""
     for one in wrapped:
         parent, _, name = one.target.path.rpartition(".")
         setattr(model.get_submodule(parent), name, one.original)

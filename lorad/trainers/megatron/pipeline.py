@@ -33,27 +33,31 @@ class Pipeline:
         self.first_trained = 0
 
     def anywhere(self, here: Sequence[bool]) -> list[bool]:
-        """What is true on some stage. Collective."""
+        """Return, for each flag, whether it is true on some stage. Collective."""
         flags = torch.tensor(here, dtype=torch.int32, device=self._device)
         if self.size > 1:
             dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in flags.tolist()]
 
     def least(self, number: int) -> int:
-        """Of the stages' numbers. Collective."""
+        """Return the minimum of the stages' numbers. Collective."""
         found = torch.tensor([number], device=self._device)
         if self.size > 1:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
         return int(found.item())
 
     def scores(self, run: Run, hidden: Sequence[int], scores: Sequence[int]) -> Tensor:
-        """On every stage, without a graph. hidden, scores: shapes, of what goes up and of what comes out at the top."""
+        """Return the scores on every stage, without a graph. hidden, scores: shapes of what goes up, and of what
+        the top returns.
+        """
         with torch.no_grad():
             found = run(self._from_below(hidden))
         return self._passed_on(found, scores)
 
     def backward(self, run: Run, hidden: Sequence[int], scores: Sequence[int], loss_of: LossOf) -> None:
-        """Every stage is told the scores, so that what `loss_of` notes is the same on all of them."""
+        """Run forward and backward; every stage receives the scores, so that `loss_of` notes the same on all of
+        them.
+        """
         below = self._from_below(hidden)
         trains, asks = self.rank >= self.first_trained, self.rank > self.first_trained
         if below is not None:

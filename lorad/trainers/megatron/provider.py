@@ -1,4 +1,4 @@
-"""From a Hugging Face directory and a spec's numbers to Megatron's model: frozen, without adapters."""
+"""Build Megatron's model, frozen and without adapters, from a Hugging Face directory and a spec's numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Base:
 def build(settings: BodySettings) -> Base:
     """Raises: SpecError for what lorad or Megatron does not take."""
     _check(settings)
-    logging.getLogger("megatron").setLevel(logging.WARNING)  # it tells what it lacks, and every module of every mount
+    logging.getLogger("megatron").setLevel(logging.WARNING)  # it logs what it lacks, and every module of every mount
     try:
         from megatron.bridge import AutoBridge
     except ImportError as error:
@@ -81,7 +81,9 @@ def build(settings: BodySettings) -> Base:
 
 @contextmanager
 def _taken(model: str) -> Iterator[None]:
-    """What Bridge and Megatron say of a model that they do not know, or cannot build or load here, is a SpecError."""
+    """Turn errors of Bridge and Megatron about a model that they do not know, or cannot build or load, into
+    SpecError.
+    """
     try:
         yield
     except (OSError, ValueError, KeyError, AssertionError, NotImplementedError, SafetensorError) as error:
@@ -140,7 +142,7 @@ def _has_packed_attention(settings: BodySettings) -> bool:
 
 
 def _own_fields(settings: BodySettings, dtype: torch.dtype, vocab: int, *, packed: bool) -> dict[str, object]:
-    """What lorad decides, and what Megatron's own layers want."""
+    """Collect the fields that lorad decides, and those that Megatron's own layers need."""
     found = own_fields(
         tp=settings.tp,
         pp=settings.pp,

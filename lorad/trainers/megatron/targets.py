@@ -42,7 +42,7 @@ class Target:
 
 
 def place(logical: str) -> tuple[str, str] | None:
-    """The path of the Megatron module and the member's name there."""
+    """Return the path of the Megatron module and the member's name there."""
     if logical == HEAD:
         return "output_layer", ""
     found = _LAYER.fullmatch(logical)
@@ -63,7 +63,7 @@ def paths_here(model: nn.Module) -> dict[str, str]:
 
 
 def those_here(targets: Iterable[Target], paths: Mapping[str, str]) -> list[Target]:
-    """The targets that are on this stage, by their paths there."""
+    """Return the targets that are on this stage, by their paths there."""
     return [replace(target, path=paths[target.path]) for target in targets if target.path in paths]
 
 
@@ -85,7 +85,7 @@ def trainable_shapes(
 
 
 def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> list[Target]:
-    """The modules to wrap, in the order of the names.
+    """Return the modules to wrap, in the order of the names.
 
     Raises AdapterRefused for what is not there, or cannot be cut or fused.
     """
@@ -103,7 +103,7 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]], tp: int) -> lis
 
 
 def members(target: Target) -> list[str]:
-    """Every member of a fused module, asked for or not; of another module, one without a name."""
+    """Return every member of a fused module, asked for or not; of another module, one without a name."""
     suffix = target.path.split(".", 3)[-1]
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]
 

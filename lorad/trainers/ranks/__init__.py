@@ -1,1 +1,1 @@
-"""A trainer of several ranks, each a process: who starts them, what they are told, and the pool's end of it."""
+"""A trainer of several ranks, each a process: its launcher, the calls that ranks receive, and the pool's end of it."""

@@ -55,7 +55,7 @@ class Refusal(Struct, frozen=True):
 
 
 def text(path: Path) -> str:
-    """As a rank understands it, whose present directory is another one."""
+    """Return the absolute path as text: a rank runs in another working directory."""
     return str(path.absolute())
 
 
@@ -79,7 +79,7 @@ class Call(Struct, frozen=True, tag=True):
     answer: ClassVar[Any] = Answer[None]
 
     def do(self, trainer: RankTrainer) -> Any:
-        """On every rank alike; the result of rank 0 counts."""
+        """Carry out the call, on every rank alike; the result of rank 0 counts."""
         raise NotImplementedError
 
 
@@ -190,7 +190,7 @@ class Close(Call, frozen=True):
 
 
 class End(Call, frozen=True):
-    """From rank 0 to the others: the pool has closed the connection. Without an answer."""
+    """Sent by rank 0 to the others when the pool has closed the connection; it has no answer."""
 
 
 class Request(Struct, frozen=True):

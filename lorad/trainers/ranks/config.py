@@ -37,5 +37,5 @@ def refusal_file(config: Path) -> Path:
 
 
 def beat_file(config: Path, rank: int) -> Path:
-    """The rank's heartbeat, beside the configuration."""
+    """Return the rank's heartbeat, beside the configuration."""
     return config.with_name(f"rank-{rank}.heartbeat")

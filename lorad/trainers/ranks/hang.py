@@ -1,7 +1,7 @@
-"""Ranks that hang: no heartbeat of one for too long. What all of them were at goes to the log before they end.
+"""Detects ranks that hang, when one has no heartbeat for too long; their stacks go to the log before they end.
 
 A rank that waits for another in vain has a heartbeat: what it waits for has time-outs of torch's own, and the
-heartbeat of the pool tells that nothing gets on.
+heartbeat of the pool shows that there is no progress.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_SECONDS = 5.0  # between two looks
 
 
 class Beats:
-    """Of all ranks, by their files' times as they change; a rank is watched from its first one on."""
+    """The heartbeats of all ranks, seen when their files' times change; a rank is watched from its first beat on."""
 
     def __init__(self, config: Path, ranks: int) -> None:
         self._files = {rank: beat_file(config, rank) for rank in range(ranks)}
@@ -38,7 +38,7 @@ class Beats:
         self._progress: dict[int, int] = {}
 
     def look(self, now: float) -> dict[int, float]:
-        """Seconds since the heartbeat of each rank."""
+        """Return the seconds since the heartbeat of each rank."""
         for rank, path in self._files.items():
             try:
                 there = path.stat()
@@ -54,14 +54,16 @@ class Beats:
         self._seen = dict.fromkeys(self._seen, now)
 
     def got_on(self) -> bool:
-        """Whether any rank has, since this was asked last."""
+        """Return whether any rank has, since this was asked last."""
         now = {rank: beat.progress for rank, path in self._files.items() if (beat := read_beat(path))}
         before, self._progress = self._progress, now
         return now != before
 
 
 async def hung(config: Path, ranks: int, limit: float) -> str:
-    """Wait for it; in words. limit: seconds. Progress of any rank is progress of the pool."""
+    """Wait until the ranks hang; returns a description. limit: seconds. Progress of any rank is progress of the
+    pool.
+    """
     beats, pause = Beats(config, ranks), min(limit / LOOKS, MOST_SECONDS)
     looked = time.monotonic()
     while True:
@@ -78,8 +80,10 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
 
 
 def dump(launcher: int, log: Path) -> None:
-    """Write what every rank is at to the log: by py-spy where it is installed, which can tell of a stopped process,
-    and by the ranks themselves. Blocks."""
+    """Write the stacks of every rank to the log. Blocks.
+
+    py-spy, where installed, also shows a stopped process; the ranks write theirs themselves too.
+    """
     program = spy()
     with open(log, "ab") as file:
         for rank, pid in pids(launcher).items():
@@ -92,7 +96,7 @@ def dump(launcher: int, log: Path) -> None:
 
 
 def pids(launcher: int) -> Mapping[int, int]:
-    """By rank."""
+    """Map rank to pid."""
     found = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(launcher).children():
@@ -108,7 +112,7 @@ def spy() -> str | None:
 
 
 def state(pid: int) -> str:
-    """As the kernel tells: sleeping, stopped, disk-sleep, …"""
+    """Return the state of a process as the kernel names it: sleeping, stopped, disk-sleep, …"""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:
@@ -116,7 +120,9 @@ def state(pid: int) -> str:
 
 
 def _spied(program: str, pid: int, file: IO[bytes]) -> bool:
-    """Whether it could; without stopping the process, which may never go on."""
+    """Dump a process's stacks by py-spy, without stopping it, since it might never resume; returns whether that
+    worked.
+    """
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(

@@ -48,7 +48,7 @@ def start(command: list[str], rank: int, world: int) -> subprocess.Popen[bytes]:
 
 
 def end_with(launcher: int) -> None:
-    """Of a rank, before its program begins."""
+    """Kill this rank when the launcher dies; called before the rank's program begins."""
     call = ctypes.CDLL(None, use_errno=True).prctl
     call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
     if call(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != launcher:
@@ -57,7 +57,7 @@ def end_with(launcher: int) -> None:
 
 
 def first_end(ranks: Ranks) -> dict[int, int]:
-    """The exit codes of those that ended first; none when this process was told to end."""
+    """Return the exit codes of the ranks that ended first; empty when a signal asked this process to end."""
     while not (codes := ended(ranks)) and signal.sigwait(HEARD) == signal.SIGCHLD:
         pass
     return codes or ended(ranks)

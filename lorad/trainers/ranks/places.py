@@ -86,7 +86,7 @@ class Places:
 
 
 def visible(devices: Sequence[str]) -> list[str]:
-    """How the driver knows `cuda:0`, …, which are counted among those that this process sees."""
+    """Return the driver's names of `cuda:0`, …, which are counted among the devices that this process sees."""
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
     return [seen[index] if index < len(seen) else str(index) for index in wanted]

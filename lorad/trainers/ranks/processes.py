@@ -1,4 +1,6 @@
-"""The processes of one trainer, seen from the pool: started, asked one thing at a time, told of when they end."""
+"""The processes of one trainer, seen from the pool, which starts them, sends one call at a time and notices their
+end.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,9 @@ class Processes:
         self._fine = 0  # so long was the log when all was well
 
     async def start(self) -> Ready:
-        """Until every rank is ready. What an earlier life left is ended first.
+        """Start the ranks and wait until all are ready. What an earlier life left is ended first.
 
-        Raises what a rank refused its settings with, else PoolLost with the log's word for it.
+        Raises what a rank refused its settings with, else PoolLost with the reason from the log.
         """
         started = time.monotonic()
         await asyncio.to_thread(sweep, self.places.record)
@@ -74,11 +76,11 @@ class Processes:
 
     @property
     def why(self) -> str:
-        """Why it is not alive; "" while it is."""
+        """Return why the trainer is not alive; "" while it is."""
         return "" if self.is_alive else self._lost(self._how or "was never started").message
 
     async def ask(self, call: Call, done: Callable[[], object] = lambda: None) -> Any:
-        """The result of a call. Calls are made one at a time, in turns of those whose they are.
+        """Return the result of a call. Calls are made one at a time, in turns of those whose they are.
 
         A caller that is cancelled while its call waits takes it back; one that is under way runs to its end, and `done`
         is called when it succeeded all the same. Raises what the trainer refused it with, or PoolLost.
@@ -94,7 +96,7 @@ class Processes:
         return answer.result
 
     async def end(self) -> None:
-        """Nothing of it is left."""
+        """End the launcher and all ranks."""
         self._how = self._how or "was shut down"
         self._hang_up()
         await self._child.stop(STOP_SECONDS)
@@ -137,7 +139,7 @@ class Processes:
         self._hang_up()
 
     async def _end_hung(self, how: str) -> None:
-        """What all ranks are at goes to the log first."""
+        """Write the stacks of all ranks to the log, then end them."""
         log.error("trainer: %s", how)
         self._hung = how
         if self._child.pid is not None:
@@ -145,7 +147,7 @@ class Processes:
         await self._child.stop(grace=0.0)  # they do not listen
 
     def _hang_up(self) -> None:
-        """Whoever waits for an answer hears of it."""
+        """Close the connection to the ranks, so that a call that waits for an answer fails."""
         if self._peer is not None:
             with contextlib.suppress(OSError):
                 self._peer.shutdown(socket.SHUT_RDWR)
@@ -187,7 +189,7 @@ class Processes:
         return data
 
     async def _loss(self) -> LoradError:
-        """What to raise when they are of no use any more. Returns when none is left."""
+        """End the ranks, which are unusable; returns the error to raise once none is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._child.ended()

@@ -49,7 +49,10 @@ def main(path: Path, rank: int) -> None:
 
 
 def opened(config: RanksConfig, rank: int) -> tuple[RankTrainer, Calls]:
-    """When every rank is as far. Raises SpecError, AdapterRefused, … for settings that the backend does not take."""
+    """Open this rank's trainer; returns when every rank has one.
+
+    Raises SpecError, AdapterRefused, … for settings that the backend does not take.
+    """
     device = torch.device(config.devices[rank])
     torch.set_num_threads(config.threads)
     if device.type == "cuda":
@@ -76,14 +79,14 @@ def opener(place: str) -> Callable[[BodySettings], Body]:
 
 
 def refuse(path: Path, rank: int, error: LoradError) -> None:
-    """For the pool, which does not hear of us in any other way yet."""
+    """Write the error to a file for the pool, which cannot hear from this rank in any other way yet."""
     draft = path.with_name(f"refusal-{rank}.json")
     draft.write_bytes(msgspec.json.encode(to_wire(error)))
     draft.rename(refusal_file(path))
 
 
 def serve(trainer: RankTrainer, calls: Calls, pool: Pool, rank: int) -> None:
-    """Until the pool closes the connection."""
+    """Answer calls until the pool closes the connection."""
     while not isinstance(call := request(calls.spread(pool.hear())).call, End):
         answer: Answer[object]
         HEART.work(type(call).__name__)
@@ -115,7 +118,7 @@ class Pool:
             self._socket.connect(path)
 
     def hear(self) -> bytearray | None:
-        """The next call's frame; that of `End` when there is none."""
+        """Return the next call's frame; that of `End` when there is none."""
         if self._socket is None:
             return None
         try:

@@ -98,12 +98,12 @@ class Body(ABC):
     @property
     @abstractmethod
     def max_tokens(self) -> int:
-        """The longest sequence."""
+        """Return the longest sequence."""
 
     @property
     @abstractmethod
     def parameter_count(self) -> int:
-        """Of the whole base."""
+        """Return the number of parameters of the whole base."""
 
     @abstractmethod
     def checksum(self) -> str:
@@ -118,7 +118,7 @@ class Body(ABC):
 
     @abstractmethod
     def unmount(self) -> None:
-        """No adapter modules are in the model."""
+        """Take the adapter modules out of the model."""
 
     @abstractmethod
     def logits(self, rows: Rows, *, adapter: bool, train: bool, recompute: bool) -> Tensor:

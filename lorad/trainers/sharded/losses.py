@@ -54,7 +54,7 @@ class Losses:
 
 
 def over_ranks(mine: LossStats, dp: DataParallel, device: torch.device) -> LossStats:
-    """The statistics of all data-parallel ranks. Collective."""
+    """Return the statistics of all data-parallel ranks. Collective."""
     if dp.size == 1:
         return mine
     names = mine.__struct_fields__

@@ -55,7 +55,7 @@ class Rows:
 
 
 def sequences(batch: Batch) -> list[Sample]:
-    """Every sample of the batch, in its order."""
+    """Return every sample of the batch, in its order."""
     found: list[Sample] = []
     place = 0
     if not batch.completion_lengths.size:
@@ -68,7 +68,9 @@ def sequences(batch: Batch) -> list[Sample]:
 
 
 def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
-    """What one of `size` data-parallel ranks works on: about equally many tokens each, decided by the batch alone."""
+    """Select the samples of one of `size` data-parallel ranks: about equally many tokens each, decided by the batch
+    alone.
+    """
     loads = [0] * size
     mine: list[Sample] = []
     for sequence in sorted(everything, key=lambda s: (-s.inputs, s.sample)):
@@ -96,7 +98,7 @@ def plan(mine: Sequence[Sample], budget: int, vocab: int, device: str, *, packs:
 
 
 def pack(row: Sequence[Sample], device: torch.device) -> Rows:
-    """The arrays of one micro-batch; of none, a row that asks for nothing."""
+    """Return the arrays of one micro-batch; of none, a row that asks for nothing."""
     lengths = np.array([s.inputs for s in row] or [1], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.concatenate([s.tokens[:-1] for s in row]) if row else np.zeros(1, np.int32)

@@ -97,7 +97,9 @@ class Slot:
         return self.views(flat)
 
     def set_rng(self, saved: Saved) -> None:
-        """As in a checkpoint; after another kind of trainer, masks that the seed and the step decide."""
+        """Restore the dropout state of a checkpoint; after another kind of trainer, derive it from the seed and the
+        step.
+        """
         if "draws" in saved.rng:
             self.seed, self.draws = (int(number) for number in saved.rng["draws"])
         else:

@@ -79,7 +79,9 @@ class RankTrainer:
         return hashlib.sha256(" ".join(self._calls.texts(self._body.checksum())).encode()).hexdigest()
 
     def memory(self) -> tuple[int, int] | None:
-        """Bytes on the devices of all ranks: now, and the most since it was asked last. None on a CPU. Collective."""
+        """Return the bytes on the devices of all ranks: now, and the most since it was asked last. None on a CPU.
+        Collective.
+        """
         if self._body.device.type != "cuda":
             return None
         mine = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
@@ -158,7 +160,7 @@ class RankTrainer:
 
     @contextmanager
     def _amplified(self, slot: Slot, mounted: Mounted, times: float) -> Iterator[None]:
-        """The B of the slot that is in the model are so many times as large meanwhile, and exactly themselves again."""
+        """Scale the B of the mounted slot inside the block; afterwards they are exactly what they were."""
         if times == 1:
             yield
             return
@@ -227,7 +229,7 @@ class RankTrainer:
         return slot
 
     def _mount(self, key: MountKey) -> Mounted:
-        """Modules for adapters of this kind, with nobody's numbers in them."""
+        """Return modules for adapters of this kind, which hold no slot's weights."""
         self._put_away()
         if self._mounted is None or key != self._key:
             self._mounted = None
@@ -235,7 +237,7 @@ class RankTrainer:
         return self._mounted
 
     def _put_in(self, slot: Slot) -> Mounted:
-        """The slot is in the model, on the device."""
+        """Put the slot into the model, on the device."""
         if self._present is slot and self._mounted is not None:
             return self._mounted
         mounted = self._mount(MountKey(slot.spec.adapter, slot.spec.lora_type))
@@ -245,7 +247,7 @@ class RankTrainer:
         return mounted
 
     def _put_away(self) -> None:
-        """No slot is in the model; what was lies in host memory."""
+        """Take the slot out of the model, into host memory."""
         if self._present is not None and self._mounted is not None and self._present.device != HOST:
             for parameter in self._mounted.parameters:
                 parameter.grad = None
@@ -270,7 +272,7 @@ class RankTrainer:
         return Adapter(slot.spec.adapter, tensors)
 
     def _together(self, read: Callable[[], T]) -> T:
-        """What `read` gives, or its refusal; a refusal of one rank is one of all. Collective."""
+        """Return what `read` gives, or raise its refusal; a refusal on one rank is raised on all. Collective."""
         failure: LoradError | OSError | None = None
         try:
             found = read()
@@ -282,7 +284,9 @@ class RankTrainer:
 
 
 def _initial(spec: SlotSpec, wanted: dict[str, tuple[int, int]], *, fuses: bool) -> dict[str, np.ndarray]:
-    """As the builtin trainer begins with the same seed; linears that share an A begin with that of the first."""
+    """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the first
+    one's.
+    """
     generator = torch.Generator().manual_seed(spec.seed)
     found = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
     for module in spec.adapter.modules:

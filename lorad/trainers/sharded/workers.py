@@ -35,7 +35,7 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> Calls:
 
 @dataclass(frozen=True)
 class Calls:
-    """How rank 0 tells the others what to do."""
+    """Passes calls from rank 0 to the other ranks."""
 
     group: dist.ProcessGroup | None
 
@@ -51,13 +51,13 @@ class Calls:
         return buffer.numpy().tobytes()
 
     def all_agree(self, is_fine: bool) -> bool:
-        """Whether it is on every rank. Collective."""
+        """Return whether it is on every rank. Collective."""
         flag = torch.tensor([int(is_fine)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.group)
         return bool(flag.item())
 
     def texts(self, mine: str) -> list[str]:
-        """What each rank says, the same length everywhere. Collective."""
+        """Gather the ranks' texts, which have the same length everywhere. Collective."""
         said = torch.from_numpy(np.frombuffer(mine.encode(), np.uint8).copy())
         found = [torch.empty_like(said) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(found, said, group=self.group)
@@ -73,13 +73,13 @@ class DataParallel:
     group: dist.ProcessGroup | None = None
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Return the sum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def most(self, number: int, device: torch.device) -> int:
-        """The greatest of the ranks' numbers."""
+        """Return the greatest of the ranks' numbers."""
         if self.size == 1:
             return number
         found = torch.tensor([number], device=device)

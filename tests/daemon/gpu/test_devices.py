@@ -1,4 +1,4 @@
-"""Devices: slots of a CPU, who computes on a GPU beside us, and the notes by which daemons tell of their leases."""
+"""Devices: slots of a CPU, who else computes on a GPU, and the notes by which daemons announce their leases."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.kit.daemon_world import reconciling, submit, until, until_state
 
 
 def leave(pool: Path) -> Sequence[Path]:
-    """As a pool with servers does that is killed."""
+    """Leave what a killed pool with servers leaves."""
     left = places(pool)
     for directory in left:
         directory.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""A run keeps its threads for life; a warm pool's are taken where only the load would decide; doctor and pools tell."""
+"""A run keeps its threads for life, and takes a warm pool's where only the load would decide; doctor and pools say
+so.
+"""
 
 from __future__ import annotations
 

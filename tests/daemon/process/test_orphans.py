@@ -1,4 +1,4 @@
-"""Processes that outlive their attempt are found, told and ended; nobody else is."""
+"""Processes that outlive their attempt are found, reported and ended; no others are."""
 
 from __future__ import annotations
 

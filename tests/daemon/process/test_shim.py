@@ -1,4 +1,4 @@
-"""The shim: one process life, told to the end whatever dies."""
+"""The shim records one process life to its end, whatever dies."""
 
 from __future__ import annotations
 

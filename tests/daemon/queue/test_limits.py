@@ -1,4 +1,4 @@
-"""What one user may have at a time: who has more waits, is told why, and is in nobody's way."""
+"""What one user may have at a time: more than that waits, says why, and delays nobody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon tells a pool: which server a run needs, and which runs share one."""
+"""The setup that the daemon gives a pool: which server a run needs, and which runs share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of lower priority make room: at a step, with a checkpoint, only where it helps, and they go on afterwards."""
+"""Runs of lower priority make room at a step, with a checkpoint, only where it helps, and continue afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def states(ctx: Context, *names: str) -> list[str]:
 
 
 def paused(ctx: Context, name: str) -> None:
-    """As `settle` does when the driver has ended."""
+    """Queue the run again as `settle` does when the driver has ended."""
     from lorad.daemon.queue.preempt import queue_again
 
     run = runs.get(ctx.store, name)

@@ -33,7 +33,7 @@ def closed(ctx: Context) -> None:
 
 
 def power_cut(attempt: AttemptDir) -> None:
-    """As if the machine had gone down under the process and come back."""
+    """Leave what is left when the machine goes down under the process and comes back."""
     status = json.loads(attempt.status.read_bytes())
     os.kill(status["shim_pid"], signal.SIGKILL)
     os.killpg(status["pid"], signal.SIGKILL)

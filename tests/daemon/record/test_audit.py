@@ -27,7 +27,7 @@ def samples(directory: Path) -> Path:
 
 
 def change(directory: Path, kind: str, **changes: Any) -> None:
-    """Rewrite a value of the second record of a kind, as whoever can write a checksum could."""
+    """Rewrite a value of the second record of a kind, as anybody who can compute a checksum could."""
     path = directory / "journal.jsonl"
     records = [record for record, _ in read(path)]
     place = [number for number, record in enumerate(records) if record.kind == kind][1]

@@ -111,7 +111,7 @@ def test_a_home_moved_under_a_run_ends_it_and_it_resumes_where_the_home_is_now()
 
 
 def test_what_is_not_the_run_is_not_taken_for_it(home: Path) -> None:
-    """A link that leads elsewhere, the journal of another run; and the verb says in words what is missing."""
+    """A link elsewhere and the journal of another run are refused; the verb's error says what is missing."""
     ctx = open_context(home)
     for name in ("a", "b", "c"):
         finished(ctx, name)

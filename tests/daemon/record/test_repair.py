@@ -1,4 +1,4 @@
-"""The database is an index: without it, the journals and the directories of the runs tell all that was in it."""
+"""The database is an index: it can be rebuilt from the journals and the directories of the runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def without(rows: list[dict[str, Any]], *columns: str) -> list[dict[str, Any]]:
 
 
 def events_of(rows: list[dict[str, Any]], *, own: bool) -> list[Any]:
-    """As numbered, or (of journals of runs that are there) run by run."""
+    """List the daemon's own events as numbered (`own`), or those of existing runs' journals, run by run."""
     told = [(r["id"], r["at"], r["run"], r["kind"], r["data"]) for r in rows]
     is_own = [(event, "attempt" not in json.loads(event[4]) or event[3] == "removed") for event in told]
     if own:

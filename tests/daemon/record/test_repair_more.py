@@ -1,4 +1,4 @@
-"""What the database is built anew from may be damaged, strange, or of another lorad: that costs what it tells."""
+"""A repair may read files that are damaged, strange, or of another lorad: only what they hold is lost."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_without_its_first_line_the_journal_tells_every_event_once(home: Path) -
 
 
 def test_runs_that_the_database_does_not_know_are_taken_over_from_their_directories(home: Path) -> None:
-    """As the census of `lorad doctor` promises."""
+    """`lorad doctor` promises this in its census."""
     with_runs(home, "a", "gone", "b")
     ctx = open_context(home)
     shutil.copytree(home / "runs/gone", home / "kept")

@@ -25,7 +25,7 @@ def made() -> Iterator[World]:
 
 
 def problems(made: World) -> dict[str, list[str]]:
-    """Of each check that found any; and the directory is as before."""
+    """Map each check that found problems to them; assert that the directory is unchanged."""
     answer = made.client.verify("a")
     found = {check.check: check.problems for check in answer.checks if check.problems}
     assert answer.problems == sum(map(len, found.values()))

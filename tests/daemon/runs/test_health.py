@@ -1,4 +1,4 @@
-"""Processes that live and do nothing are told from slow ones, and replaced."""
+"""Processes that live and do nothing are distinguished from slow ones, and replaced."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ HERE, ELSEWHERE = "a" * 64, "b" * 64
 
 
 def says(api: Api, name: str, sha256: str) -> None:
-    """The run's newest attempt tells on which weights it trains."""
+    """Journal in the run's newest attempt on which weights it trains."""
     run = runs.get(api.ctx.store, name)
     journal = Path(run.directory) / "journal.jsonl"
     with JournalWriter(journal, name, run.attempt) as writer:

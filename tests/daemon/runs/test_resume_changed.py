@@ -1,4 +1,4 @@
-"""A resume may go on with another trainer, engine or topology; what the run is stays as it was."""
+"""A resume may use another trainer, engine or topology; what defines the run stays as it was."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_an_attempt_of_an_older_release_differs_only_in_what_the_user_chan
 
 
 def older(stored: bytes, **rollout: int) -> bytes:
-    """As the release before trainer.cp stored it."""
+    """Return the spec as the release before trainer.cp stored it."""
     plain = json.loads(stored)
     for key in ("cp", "ep", "backend_args"):
         del plain["trainer"][key]

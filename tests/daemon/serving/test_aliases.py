@@ -1,4 +1,4 @@
-"""Pins, aliases and their swaps: what they keep, who is told, and that a failure changes nothing."""
+"""Pins, aliases and their swaps: what they keep loaded, who is notified, and that a failure changes nothing."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_an_adapter_is_served_by_a_real_pool_from_the_command_line() -> None:
 
 
 def answer_of(said: str) -> Any:
-    """Of the very line that a command says to try."""
+    """Run the line that a command says to try; returns its JSON."""
     (line,) = [line for line in said.splitlines() if line.startswith("Try it: ")]
     done = subprocess.run(line.removeprefix("Try it: "), shell=True, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)

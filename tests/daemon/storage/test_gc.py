@@ -37,7 +37,7 @@ def versions(home: Path) -> list[str]:
 
 
 def keep_one(api: Api) -> None:
-    """From now on run a keeps as little as it can."""
+    """Make run a keep as little as it can."""
     keep = "json_set(spec, '$.checkpoint.keep', 1, '$.checkpoint.keep_versions', 1, '$.checkpoint.keep_samples', 2)"
     with api.ctx.store.write() as connection:
         connection.execute(f"UPDATE runs SET spec = {keep} WHERE name = 'a'")

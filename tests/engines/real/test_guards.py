@@ -43,7 +43,7 @@ async def load(engine: Engine, name: str, shapes: Shapes, seed: int, rank: int =
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def paused(server: RemoteEngine, kind: str) -> AsyncIterator[asyncio.Event]:
-    """The server stops between two tokens, and goes on when the event is set."""
+    """Stop the server between two tokens, until the event is set."""
     go_on = asyncio.Event()
     path, body = PAUSE[kind]
     await the(server).http.post(path, body)

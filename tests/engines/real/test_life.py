@@ -179,7 +179,7 @@ WORKERS = {"sglang": "sglang::scheduler", "vllm": "VLLM::EngineCore"}
 async def test_a_server_whose_worker_is_killed_is_replaced(
     engine: Engine, server: RemoteEngine, kind: str, shapes: Shapes
 ) -> None:
-    """For a while its HTTP side lives on, and answers with errors."""
+    """The HTTP side of such a server survives for a while, and answers with errors."""
     await load(engine, "run@1", shapes, 1)
     expected = tokens(await complete(engine, "run@1", [prompt(seeds=range(8))], WHOLE))
     call = asyncio.create_task(complete(engine, "run@1", [prompt(seeds=range(8))], WHOLE))

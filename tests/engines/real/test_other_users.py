@@ -55,7 +55,7 @@ class Found:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def found(engine: Engine, server: RemoteEngine, work: Path, tmp_path: Path) -> Found:
-    """With a version loaded, so that its directory is there."""
+    """Look at what others can see while a version is loaded, so that its directory exists."""
     await EngineSuite().load(engine, "run@1", random_adapter(SHAPES, 1), tmp_path)
     return look(server, work)
 

@@ -8,7 +8,7 @@ resume, sampling, training, publish, recording, checkpoint, evaluating, stopping
 before and after each rename, fsync, commit and journal record, between a shim's fork and its status, amid a migration.
 Meanwhile clients ask, follow and command. It must hold, all through and at the end:
 
-- whatever a client was told, and every command that was accepted, is there: 0 acknowledged facts lost;
+- every fact that a client saw, and every command that was accepted, is there: 0 acknowledged facts lost;
 - no attempt and no run has two processes, none begins twice, none outlives what it was for;
 - integrity and foreign keys of the database, `lorad doctor`, the audit and `lorad verify` of each run find nothing;
 - every run is complete, with the losses, batches, samples and the final sha256 of one that nobody disturbed.
@@ -103,7 +103,7 @@ def play(
     tally: Tally,
     options: argparse.Namespace,
 ) -> list[str]:
-    """One round, told in a line: what was wrong."""
+    """Play one round and print a line about it; returns what was wrong."""
     begun, before = time.monotonic(), tally.kills.total()
     chances = (random.Random(f"{options.seed}/{number}/{part}") for part in ("box", "crew", "striker", "witness"))
     box = Box(next(chances), tell=options.tell)

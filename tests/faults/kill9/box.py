@@ -36,7 +36,7 @@ class Process(NamedTuple):
 
     @property
     def run(self) -> str:
-        """Of a driver or its shim; "" of others."""
+        """Return the run of a driver or its shim; "" for other processes."""
         parts = self.what.split("/")
         return parts[-3] if "runs" in parts and "attempts" in parts else ""
 
@@ -101,7 +101,7 @@ class Box(World):
                     self.spare |= {daemon.pid for daemon in self.daemons}
 
     def _reap(self) -> None:
-        """Of the daemons none ends unless it is killed, or asked to, or one too many."""
+        """Check that no daemon ended by itself, unless it was killed, asked to end, or one too many."""
         for daemon in self.daemons[:]:
             if (code := daemon.poll()) is None:
                 continue
@@ -112,7 +112,7 @@ class Box(World):
 
     # -- processes -------------------------------------------------------------------------------------------------
     def processes(self) -> list[Process]:
-        """Those of this home that are not over."""
+        """List the processes of this home that have not ended."""
         found = [process for pid in os.listdir("/proc") if pid.isdigit() and (process := self._read(int(pid)))]
         return [process for process in found if not process.zombie]
 
@@ -176,7 +176,7 @@ class Box(World):
             yield attempt, sum(line.split()[1] == attempt for line in lines)
 
     def phase(self, run: str) -> str:
-        """Of the run's driver, as the probe told it; "" when none lives."""
+        """Return the phase of the run's driver, as the probe wrote it; "" when none lives."""
         try:
             pid, phase = (self.root / "phases" / run).read_text().split()
             os.kill(int(pid), 0)

@@ -23,7 +23,7 @@ ELSEWHERE = ("disk",)  # what the doctor may find that is not of this home's mak
 
 
 def exceptions(box: Box, crew: Crew, witness: Witness, expected: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Each in words."""
+    """Yield a line for everything that does not hold."""
     until_up(box)
     for name, kind in crew.names.items():
         witness.hear(name)

@@ -111,7 +111,7 @@ class Striker:
             time.sleep(0.002)
 
     def _phases(self) -> dict[str, str]:
-        """Of the drivers that live."""
+        """Map each run with a living driver to its phase."""
         return {run: told for run in self.crew.working if (told := self.box.phase(run))}
 
     def _ask_to_stop(self) -> None:
@@ -137,7 +137,7 @@ class Striker:
         return self.chance.choice(self.crew.working or [""])
 
     def _victims(self, wanted: tuple[str, ...], run: str) -> list[Process]:
-        """Of drivers and their shims those of `run`; one pool; the daemon; or all that there is."""
+        """List the victims: drivers and shims of `run` alone, one pool, the daemon, or every process."""
         processes = self.box.processes()
         if wanted == EVERYTHING:
             return processes

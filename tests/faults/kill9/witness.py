@@ -1,4 +1,4 @@
-"""Clients that ask all the time and remember every answer: what they were told must be so at the end."""
+"""Clients that ask all the time and remember every answer: what they saw must still hold at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVENTS = "SELECT id, at, run, kind, data FROM events"
 
 
 class Witness:
-    """told: fact -> what was said of it, by (kind, run, ...)."""
+    """A client that remembers every answer. told: fact -> what was said of it, by (kind, run, ...)."""
 
     def __init__(self, box: Box, crew: Crew, chance: random.Random) -> None:
         self.box, self.crew, self.chance = box, crew, chance
@@ -126,7 +126,7 @@ class Witness:
         time.sleep(self.chance.uniform(0.0, 0.5))
 
     def _compare(self) -> None:
-        """What all commands so far have come to, by what is told now."""
+        """Compare what the daemon answers now with what all commands so far should have led to."""
         pinned = {f"{v.run}@{v.version}" for v in self.box.client.adapters() if v.pinned}
         serving = {alias.alias: f"{alias.run}@{alias.version}" for alias in self.box.client.aliases()}
         for wrong in self._unlike(pinned, serving):
@@ -155,7 +155,7 @@ class Witness:
 
     # -- at the end ------------------------------------------------------------------------------------------------
     def lost(self) -> Iterator[str]:
-        """What was told and is not so any more, by journals, rows and answers."""
+        """Yield every fact that clients saw and that journals, rows or answers no longer have."""
         yield from self._lost_facts()
         with contextlib.closing(sqlite3.connect(f"file:{self.box.home.database}?mode=ro", uri=True)) as connection:
             yield from self._lost_events(connection)
@@ -194,7 +194,7 @@ class Witness:
 
 
 def facts_of(name: str, record: Record) -> dict[Key, dict[str, Any]]:
-    """The journal's side of what clients are told."""
+    """Return the facts of a journal record in the form in which clients see them."""
     match record.kind:
         case "step":
             return {("step", name, record.attempt, record.step): record.data | record.data["metrics"]}

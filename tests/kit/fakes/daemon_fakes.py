@@ -53,10 +53,15 @@ METRICS = {"reward": 0.5, "loss": 0.1, "tokens_per_second": 100.0, "seconds": 0.
 
 
 class Driver:
-    """Steps of `seconds` each; `crash_at`, `fails_at`: exits with 3 at that step, or ends by itself, and `says` why;
-    `lost_at`: its pool is up, but loses its trainer; `hang`, `deaf`: to its pool, to SIGTERM; `stuck_at`: goes on for
-    ever at that step; `silent`: without a heartbeat; `prints`: so many bytes at each step; `rewards`: by run, where
-    they are not 0.5.
+    """A driver without a model, whose steps last `seconds` each.
+
+    crash_at, fails_at: the step at which it exits with 3, or ends by itself, and `says` why.
+    lost_at: its pool is up, but loses its trainer.
+    hang, deaf: it does not react to its pool, to SIGTERM.
+    stuck_at: the step that never ends.
+    silent: it has no heartbeat.
+    prints: bytes that it prints at each step.
+    rewards: by run, where they are not 0.5.
     """
 
     def __init__(self, attempt_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The stand-in for a pool: it answers what the daemon asks, and keeps in a file what it was told to load."""
+"""The stand-in for a pool: it answers what the daemon asks, and keeps in a file what it was asked to load."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class FailsOnCopies(Clean):
 
 
 class WaitsForScores(Clean):
-    """With what it says of versions, until a test lets it."""
+    """Holds back what it says of versions until a test lets it."""
 
     gate: threading.Event | None = None
 

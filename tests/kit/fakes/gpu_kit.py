@@ -29,7 +29,7 @@ def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @dataclass
 class Gpu:
-    """computing, drawing: pid -> bytes, None where that is not told."""
+    """A fake GPU. computing, drawing: pid -> bytes, None where unknown."""
 
     computing: dict[int, int | None] = field(default_factory=dict)
     drawing: dict[int, int | None] = field(default_factory=dict)

@@ -28,7 +28,12 @@ TINY = resolve("builtin:tiny")
 
 
 class Lodges(BuiltinTrainer):
-    """told: the arguments of `start`. moves: of its base so far. left: starts without an end."""
+    """A trainer that counts its base's moves.
+
+    told: the arguments of `start`.
+    moves: of its base so far.
+    left: starts without an end.
+    """
 
     newest: Lodges
     left: ClassVar[int] = 0

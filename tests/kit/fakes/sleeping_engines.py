@@ -87,7 +87,7 @@ class Sleeps(BuiltinEngine):
             return await super().score(version, batch)
 
     async def score_in_sleep(self, version: str, batch: Batch) -> np.ndarray:
-        """For those who look whether it can be woken."""
+        """Score even while asleep, for those who check whether it can be woken."""
         return await super().score(version, batch)
 
     async def sleep(self) -> None:
@@ -226,7 +226,11 @@ class Dies(BuiltinEngine):
 
 
 class Served(Sleeps):
-    """As an engine of servers is opened: with a base of its own. told: its arguments. left: opens without a close."""
+    """An engine with a base of its own, opened as one of servers is.
+
+    told: the arguments that it was opened with.
+    left: opens without a close.
+    """
 
     told: dict[str, Any]
     opens, left = 0, 0

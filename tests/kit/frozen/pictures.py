@@ -59,7 +59,7 @@ def moving(frames: Sequence[str]) -> str:
 
 
 def own(frame: str, number: int) -> str:
-    """With names that no other frame has."""
+    """Rename the classes of a frame so that no other frame has them."""
     return re.sub(r"\bt-(?=[a-z])", f"t{number}-", frame)
 
 

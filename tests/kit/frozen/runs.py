@@ -24,8 +24,14 @@ QWEN, TINY = "Qwen/Qwen3-8B", "builtin:tiny"
 
 @dataclass(frozen=True)
 class Story:
-    """ago: seconds since the last step, or since it was made; pace: seconds of a step; stride: steps between two that
-    are kept; odd: what is not as usual at a step; resumed: the checkpoint's step that attempt 2 began from."""
+    """A run of the frozen world.
+
+    ago: seconds since the last step, or since it was made.
+    pace: seconds of a step.
+    stride: steps between two that are kept.
+    odd: what is not as usual at a step.
+    resumed: the checkpoint's step that attempt 2 began from.
+    """
 
     name: str
     state: str = "running"

@@ -105,7 +105,7 @@ def write_directory(directory: RunDir, story: Story) -> None:
 
 
 def fill(store: Store, story: Story) -> None:
-    """As many of a long run's steps as a chart of all of them reads."""
+    """Add as many of a long run's steps as a chart of all of them reads."""
     chance, columns = random.Random(0), "run, attempt, step, seq, at, version, samples, samples_sha256, metrics"
     steps = range(FINE, story.step, FINE) if story.stride > 1 else ()
     rows = (

@@ -86,7 +86,7 @@ async def go(user: User, way: tuple[Step, ...], last: tuple[str, ...]) -> None:
 
 
 def walk(*way: Step, last: tuple[str, ...] = ()) -> Walk:
-    """From the dashboard: a string is waited for, a tuple is keys. last: what is there at the end."""
+    """Walk from the dashboard: wait for a string, press the keys of a tuple. last: what is shown at the end."""
 
     async def walk(user: User) -> None:
         await has(user, "judge-fails")

@@ -71,7 +71,7 @@ def standing_still() -> Iterator[None]:
 
 
 def open_context(home: Home, share: float) -> Context:
-    """Of the thread that answers."""
+    """Open the context of the thread that answers."""
     daemon.prepare(home)
     seed(home, share)
     ctx = Context(home, Config(), Store(home.database), DaemonJournal(home.journal), list(DEVICES), processes=Asleep())

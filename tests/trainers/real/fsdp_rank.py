@@ -49,7 +49,7 @@ class Rank:
         return torch.cat(found)
 
     def alone(self, model: Any) -> Tensor:
-        """Of all samples, with a gradient."""
+        """Score all samples one by one, with a gradient."""
         inputs = [(torch.from_numpy(s.tokens[None, :-1].astype(np.int64)), s.prompt - 1) for s in self.samples]
         return torch.cat([model(input_ids=ids).logits[0, start:] for ids, start in inputs])
 

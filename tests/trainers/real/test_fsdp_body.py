@@ -67,7 +67,7 @@ def everyone(ranks: dict[int, list[Facts]], request: pytest.FixtureRequest) -> l
 
 @pytest.fixture(params=["dense", "experts"])
 def facts(everyone: list[Facts], request: pytest.FixtureRequest) -> list[Facts]:
-    """Of one model, rank by rank."""
+    """The facts of one model, rank by rank."""
     return [rank[request.param] for rank in everyone]
 
 

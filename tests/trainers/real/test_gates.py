@@ -81,7 +81,7 @@ def lend(lenders: dict[str, Lender], base: Path) -> Iterator[Lend]:
 
 
 def numbers_of(steps: list[tuple[LossStats, StepResult]]) -> list[tuple[float, float]]:
-    """Of each step, what depends on the policy: on fresh samples the loss does not."""
+    """Return what depends on the policy in each step: on fresh samples the loss does not."""
     return [(stats.entropy / stats.tokens, stats.sampler_difference / stats.tokens) for stats, _ in steps]
 
 
@@ -133,7 +133,7 @@ JOURNEYS = [
 
 @pytest.mark.parametrize("journey", JOURNEYS)
 async def test_a_checkpoint_moves_between_trainers(lend: Lend, journey: tuple[str, ...], tmp_path: Path) -> None:
-    """At each hop the state is the same bit for bit, and the next losses are those of whoever stays behind."""
+    """At each hop the state is the same bit for bit, and the next losses equal those without the hop."""
     here, name = lend(journey[0]), "run"
     await here.open(name, spec_for(here, seed=3))
     await train(here, name, range(3))

@@ -1,5 +1,7 @@
-"""Every trainer with every engine: a run learns, each version is attested, the base stays as it was, `kill -9` of the
-trainer costs time only, and what is left is a checkpoint that PEFT and any other trainer go on from.
+"""Every trainer with every engine: a run learns, each version is attested, and the base stays as it was.
+
+`kill -9` of the trainer costs time only, and the checkpoint that is left can be continued by PEFT and any other
+trainer.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def attested_and_base_untouched(made: World) -> None:
 
 
 def a_fork_stays_with_its_start(made: World) -> None:
-    """It begins where its KL reference is, which the same trainer holds and the same engine attests."""
+    """A fork begins where its KL reference is, which the same trainer holds and the same engine attests."""
     made.lorad("fork", "cell", "algorithm.kl.coef=0.1", "--fresh", "--steps", 2, "--name", "fork", "--wait")
     first, second = (step.metrics["kl"] or 0.0 for step in made.client.steps("fork"))
     assert abs(first) < 1e-6 < second

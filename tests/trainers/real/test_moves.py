@@ -1,4 +1,4 @@
-"""A run goes on from its checkpoint on another trainer, as a user would have it."""
+"""A run continues from its checkpoint on another trainer, as a user would ask for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer of two processes: asked from the pool, and nothing of it left behind whoever dies."""
+"""A trainer of two processes answers the pool, and nothing of it is left behind, whichever process dies."""
 
 from __future__ import annotations
 

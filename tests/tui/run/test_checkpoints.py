@@ -1,4 +1,4 @@
-"""The checkpoints tab: where a run can go on, and how it is asked to."""
+"""The checkpoints tab: where a run can be resumed, and how to ask for it."""
 
 from __future__ import annotations
 

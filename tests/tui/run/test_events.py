@@ -1,4 +1,4 @@
-"""What happened to a run, as the tab tells it."""
+"""The events tab lists what happened to a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaded by every Python of a round (it is on their PYTHONPATH): tells phases, and springs the trap that is set.
+"""Loaded by every Python of a round (it is on their PYTHONPATH): writes phases, and springs the trap that is set.
 
 All lies in $KILL9_ROOT: `phases/<run>` holds "pid phase" of its driver; `starts` has a line for every driver and pool
 that began; `trap.json` {role, point, after} makes the first process of that role that passes the point for the
@@ -102,7 +102,7 @@ def watch_daemon() -> None:
 
 
 def more_migrations() -> None:
-    """Those of a lorad to come."""
+    """Add the migrations of a later lorad."""
     from lorad.migrations import MIGRATIONS
 
     try:
@@ -175,7 +175,7 @@ def watch_driver() -> None:
 
 
 def attempt_directory() -> str:
-    """By what the shim says, or by the log that it opened."""
+    """Return the attempt's directory from the shim's environment, or from the log that it opened."""
     with contextlib.suppress(OSError):
         return os.environ.get("LORAD_ATTEMPT") or os.path.dirname(os.readlink("/proc/self/fd/1"))
     return ""

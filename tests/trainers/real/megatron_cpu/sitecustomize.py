@@ -1,4 +1,4 @@
-"""Puts what Megatron expects of a GPU in the way of a rank that has none: its folder goes on PYTHONPATH, no other does.
+"""Replaces what Megatron expects of a GPU in a rank that has none: only such a rank has this folder on its PYTHONPATH.
 
 Nothing is imported before Megatron is, so other interpreters that find this file are left as they are. Written for
 megatron-bridge 0.6.2 and megatron-core 0.19.2 (which say Python 3.12 and run on 3.11).
