@@ -42,7 +42,7 @@ def make_runs_root(ctx: Context) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     refuse_open(root.parent, shared_place=True)
     refuse_open(root)
-    if ctx.system and (is_new or root.stat().st_uid == os.geteuid()):
+    if ctx.users.shared and (is_new or root.stat().st_uid == os.geteuid()):
         passable(root)
 
 

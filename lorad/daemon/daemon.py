@@ -42,7 +42,7 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     with lock(home):
         log_trouble = log_to(home.daemon_log)
         ctx = open_context(home)
-        ctx.system, ctx.log_trouble = system, log_trouble
+        ctx.users.shared, ctx.storage.log_trouble = system, log_trouble
         try:
             asyncio.run(serve(ctx))
         finally:
@@ -92,7 +92,7 @@ async def serve(ctx: Context) -> None:
     async with answering(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
         await reconcile(ctx)
-        async with ctx.parting:  # what is to end with the daemon has ended
+        async with ctx.requests.parting:  # what is to end with the daemon has ended
             pass
 
 
@@ -102,9 +102,9 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
     runner = bounded(make_app(ctx), shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     path = ctx.home.socket
-    door = Doorkeeper(runner.server, ctx.bounds)
+    door = Doorkeeper(runner.server, ctx.requests.bounds)
     listener = await asyncio.get_running_loop().create_unix_server(
-        door, sock=bind(path, 0o666 if ctx.system else 0o600), backlog=BACKLOG
+        door, sock=bind(path, 0o666 if ctx.users.shared else 0o600), backlog=BACKLOG
     )
     try:
         async with scraped(ctx):
@@ -118,10 +118,10 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
 
 async def rest(ctx: Context) -> None:
     """End what the daemon itself has under way."""
-    for connection in list(ctx.waiting):
+    for connection in list(ctx.requests.waiting):
         connection.abort()
-    for task in list(ctx.tasks):
+    for task in list(ctx.loop.tasks):
         task.cancel()
-    await asyncio.gather(*ctx.tasks, return_exceptions=True)
+    await asyncio.gather(*ctx.loop.tasks, return_exceptions=True)
     ctx.readers.close()
-    ctx.waker.close()
+    ctx.loop.close()

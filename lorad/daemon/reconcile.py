@@ -43,7 +43,7 @@ async def reconcile(ctx: Context) -> None:
     daemon answers requests between two verbs, and after a pass for as long as the pass took.
     """
     clock = asyncio.get_running_loop().time
-    while not ctx.closing:
+    while not ctx.loop.closing:
         if ctx.store.is_moved:
             log.error("%s was moved or removed; the daemon ends, start it where its home is now", ctx.home.root)
             ctx.close()
@@ -53,7 +53,7 @@ async def reconcile(ctx: Context) -> None:
             guarded(ctx, Item(), verb)
             await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)
-        await ctx.waker.wait(journals(ctx))
+        await ctx.loop.wait(journals(ctx))
 
 
 def collect(ctx: Context) -> None:
@@ -116,8 +116,8 @@ def tidy_readers(ctx: Context) -> None:
 
 def keep_log(ctx: Context) -> None:
     """Raises StorageError as long as the daemon has no log of its own."""
-    if ctx.log_trouble:
-        raise StorageError(ctx.log_trouble, hint="Mend or remove it, then start the daemon again.")
+    if ctx.storage.log_trouble:
+        raise StorageError(ctx.storage.log_trouble, hint="Mend or remove it, then start the daemon again.")
 
 
 def keep_database(ctx: Context) -> None:
@@ -130,9 +130,9 @@ def keep_database(ctx: Context) -> None:
 def ring(ctx: Context) -> None:
     """Wake the readers of events when there are new ones."""
     newest = events.last_id(ctx.store)
-    if newest != ctx.rung:
-        ctx.rung = newest
-        ctx.waker.ring()
+    if newest != ctx.loop.rung:
+        ctx.loop.rung = newest
+        ctx.loop.ring()
 
 
 PASS: tuple[Callable[[Context], None], ...] = (

@@ -102,11 +102,11 @@ def guarded(
         verb(ctx, *args, **options)
     except Exception as error:
         hint = error.hint if isinstance(error, LoradError) else ""
-        if ctx.troubles.add(Trouble(verb.__name__, item, in_words(error), hint)):
+        if ctx.loop.troubles.add(Trouble(verb.__name__, item, in_words(error), hint)):
             where = f"{verb.__name__}, {item.name}" if item.name else verb.__name__
             log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
     else:
-        ctx.troubles.end(verb.__name__, item.name)
+        ctx.loop.troubles.end(verb.__name__, item.name)
 
 
 def each(ctx: Context, verb: Callable[[Context, T], None], items: Iterable[T], item_of: Callable[[T], Item]) -> None:
@@ -116,7 +116,7 @@ def each(ctx: Context, verb: Callable[[Context, T], None], items: Iterable[T], i
         item = item_of(one)
         there.add(item.name)
         guarded(ctx, item, verb, one)
-    ctx.troubles.keep_only(verb.__name__, there | {""})
+    ctx.loop.troubles.keep_only(verb.__name__, there | {""})
 
 
 def in_words(error: Exception) -> str:

@@ -143,7 +143,7 @@ class Lives(RuleBasedStateMachine):
             await asyncio.sleep(0)
 
         self.loop.run_until_complete(once())
-        assert not self.ctx.troubles, self.ctx.troubles
+        assert not self.ctx.loop.troubles, self.ctx.loop.troubles
 
     def ask(self, verb: str, name: str) -> bool:
         """Ask for a verb; returns whether it was done rather than refused."""

@@ -87,7 +87,7 @@ def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: 
     )
     request = Request("/", "spec", [], model, "float32", parameters)
     create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
@@ -125,7 +125,7 @@ def want(ctx: Context, name: str, what: str) -> None:
     with ctx.store.write():
         ctx.move(name, Move.STOP)
         runs.set_fields(ctx.store, name, wanted=what)
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def pid_of(ctx: Context, name: str) -> int:
@@ -156,7 +156,7 @@ class Api:
 @contextlib.asynccontextmanager
 async def serving(home: Path, *, bounds: Bounds = Bounds(), **config: Any) -> AsyncIterator[Api]:  # noqa: B008
     ctx = open_context(home, **config)
-    ctx.bounds = bounds
+    ctx.requests.bounds = bounds
     adopt(ctx)
     with looking_often():
         async with answering(ctx):

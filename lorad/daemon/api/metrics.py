@@ -59,8 +59,8 @@ class Read(Struct, frozen=True):
 
 
 async def exposition(ctx: Context) -> str:
-    found = await ctx.read(read, ctx.meter.totals)
-    ctx.meter.totals = found.totals
+    found = await ctx.read(read, ctx.requests.meter.totals)
+    ctx.requests.meter.totals = found.totals
     rows = aliases(ctx.store)[:ALIASES] if ctx.config.sharing.read == "all" else []
     traffic = await traffic_of(ctx, rows)
     return "".join(f"{line}\n" for line in (*lines(ctx, found), *of_traffic(traffic)))
@@ -137,7 +137,7 @@ def of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]
 def of_devices(ctx: Context) -> Iterator[str]:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.setup.names}
-    yield from one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.devices))
+    yield from one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
     yield from many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
     states = Counter(("state", pool.state) for pool in up)
     yield from many("lorad_pools", "gauge", "Pools that are up, by state.", states)
@@ -150,7 +150,7 @@ def of_devices(ctx: Context) -> Iterator[str]:
 
 
 def of_requests(ctx: Context) -> Iterator[str]:
-    meter = ctx.meter
+    meter = ctx.requests.meter
     answers = {("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())}
     yield from many("lorad_requests_total", "counter", "Answers of the API.", answers)
     yield from histogram("lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests)
@@ -175,13 +175,15 @@ def of_process(ctx: Context) -> Iterator[str]:
     yield from one("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
     yield from one("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
     yield from one("lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size)
-    if ctx.disk.used is not None:
-        yield from one("lorad_disk_bytes", "gauge", "Of the home and its storage, when last measured.", ctx.disk.used)
+    if ctx.storage.disk.used is not None:
+        yield from one(
+            "lorad_disk_bytes", "gauge", "Of the home and its storage, when last measured.", ctx.storage.disk.used
+        )
     if ctx.config.disk_budget is not None:
         yield from one("lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget)
     yield from one("process_resident_memory_bytes", "gauge", "Of the daemon.", own.memory_info().rss)
     yield from one("process_cpu_seconds_total", "counter", "Of the daemon.", cpu.user + cpu.system)
-    yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.started_at)
+    yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
 
 
 def one(name: str, kind: str, told: str, value: float, labels: Labels = NONE) -> Iterator[str]:

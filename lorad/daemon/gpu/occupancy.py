@@ -117,47 +117,49 @@ class Ours:
 
 def look(ctx: Context) -> None:
     """Begin to look at the GPUs, unless that was done just now or is under way."""
-    gpus = [device for device in ctx.devices if device.uuid]
-    oldest = min((ctx.sights.seen[d.uuid].at if d.uuid in ctx.sights.seen else 0.0 for d in gpus), default=None)
-    if oldest is None or ctx.sights.since is not None or time.monotonic() - oldest < FRESH_SECONDS:
+    gpus = [device for device in ctx.gpus.devices if device.uuid]
+    oldest = min(
+        (ctx.gpus.sights.seen[d.uuid].at if d.uuid in ctx.gpus.sights.seen else 0.0 for d in gpus), default=None
+    )
+    if oldest is None or ctx.gpus.sights.since is not None or time.monotonic() - oldest < FRESH_SECONDS:
         return
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        ctx.sights.seen = read_all(gpus, ours(ctx))
+        ctx.gpus.sights.seen = read_all(gpus, ours(ctx))
         return
-    ctx.sights.since = time.monotonic()
-    ctx.sights.done.clear()
+    ctx.gpus.sights.since = time.monotonic()
+    ctx.gpus.sights.done.clear()
     ctx.spawn(observe(ctx, gpus))
 
 
 async def observe(ctx: Context, gpus: list[Device]) -> None:
     try:
-        ctx.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
+        ctx.gpus.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
     except Exception as error:  # the bindings may not fit the driver
         log.exception("NVML")
-        ctx.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
+        ctx.gpus.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
     finally:
-        ctx.sights.since = None
-        ctx.sights.done.set()
-        ctx.waker.poke()
+        ctx.gpus.sights.since = None
+        ctx.gpus.sights.done.set()
+        ctx.loop.poke()
 
 
 async def fresh(ctx: Context, seconds: float = 2.0) -> None:
     """Look, and wait for it so long."""
     look(ctx)
-    if ctx.sights.since is not None:
+    if ctx.gpus.sights.since is not None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ctx.sights.done.wait(), seconds)
+            await asyncio.wait_for(ctx.gpus.sights.done.wait(), seconds)
 
 
 def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
     """Say why nothing can be placed on a free device; "" when something can. The flag: the next look may clear it."""
     if not device.uuid:
         return "", False
-    sight = ctx.sights.seen.get(device.uuid)
+    sight = ctx.gpus.sights.seen.get(device.uuid)
     if sight is None or time.monotonic() - sight.at > STALE_SECONDS:
-        since = ctx.sights.since
+        since = ctx.gpus.sights.since
         if since is not None and time.monotonic() - since > STALE_SECONDS:
             return f"{device.name}: NVIDIA's driver does not answer, so who uses it is not known", False
         return f"looks who is on {device.name}", True

@@ -42,7 +42,7 @@ def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
-    slots = len(ctx.devices) if device.is_cpu else 1
+    slots = len(ctx.gpus.devices) if device.is_cpu else 1
     return choose_runtime(request_of(run).parameters, ctx.machine(), device.kind, overrides, slots=slots)
 
 

@@ -113,7 +113,7 @@ def stop_for(ctx: Context, run: RunRow, victims: list[RunRow]) -> None:
         for victim in victims:
             ctx.move(victim.name, Move.STOP, detail=f"makes room for {name}")
             runs.set_fields(ctx.store, victim.name, wanted="pause", preempted=name)
-    ctx.waker.poke()  # runs that wait say so in the next pass
+    ctx.loop.poke()  # runs that wait say so in the next pass
 
 
 def queue_again(ctx: Context, run: RunRow) -> None:

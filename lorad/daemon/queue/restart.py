@@ -38,7 +38,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
     seconds = delay(ctx, futile)
     waiting = f"restarts {seconds:.0f} s after attempt {run.attempt} was {reason}"
     runs.set_fields(ctx.store, name, waiting=waiting, restart_at=time.time() + seconds)
-    ctx.not_before[name] = time.monotonic() + seconds
+    ctx.queue.not_before[name] = time.monotonic() + seconds
 
 
 def delay(ctx: Context, futile: int) -> float:
@@ -50,11 +50,11 @@ def wait_for_restart(ctx: Context, run: RunRow) -> str:
     """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not wait."""
     name = run.name
     if run.restart_at is None:
-        ctx.not_before.pop(name, None)
+        ctx.queue.not_before.pop(name, None)
         return ""
-    if name not in ctx.not_before:
-        ctx.not_before[name] = time.monotonic() + left(ctx, run)
-    if time.monotonic() < ctx.not_before[name]:
+    if name not in ctx.queue.not_before:
+        ctx.queue.not_before[name] = time.monotonic() + left(ctx, run)
+    if time.monotonic() < ctx.queue.not_before[name]:
         return str(run.waiting)
     runs.set_fields(ctx.store, name, restart_at=None)
     return ""

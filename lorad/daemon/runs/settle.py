@@ -49,11 +49,11 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
             restart(ctx, run, reason)
     if driver_lost_its_pool(run):
         put_away(ctx, run)
-    ctx.pool_gone_since.pop(name, None)
-    ctx.last_words.pop(name, None)
-    ctx.cuts.pop((name, run.attempt), None)
-    ctx.signalled.pop(attempt_dir(run).root, None)
-    ctx.unpruned.add(name)  # `prune_again` deletes what is not kept
+    ctx.pools.gone_since.pop(name, None)
+    ctx.storage.last_words.pop(name, None)
+    ctx.storage.cuts.pop((name, run.attempt), None)
+    ctx.processes.signalled.pop(attempt_dir(run).root, None)
+    ctx.storage.unpruned.add(name)  # `prune_again` deletes what is not kept
 
 
 def last_word(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str] | None:

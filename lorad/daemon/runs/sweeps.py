@@ -175,7 +175,7 @@ def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: 
         for point in stopped:
             end(ctx, point.run, f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}")
     log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(point.run.name for point in kept))
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def end(ctx: Context, run: RunRow, why: str) -> None:

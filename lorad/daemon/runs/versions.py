@@ -52,13 +52,13 @@ def name_of(version: VersionRow | AliasRow) -> str:
 def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
     """Protect a version while a request uses it: its files are not deleted and no pool unloads it."""
     name = name_of(version)
-    ctx.in_hand[name] += 1
+    ctx.serving.in_hand[name] += 1
     try:
         yield
     finally:
-        ctx.in_hand[name] -= 1
-        if not ctx.in_hand[name]:
-            del ctx.in_hand[name]
+        ctx.serving.in_hand[name] -= 1
+        if not ctx.serving.in_hand[name]:
+            del ctx.serving.in_hand[name]
 
 
 def is_loaded(ctx: Context, version: VersionRow) -> bool:
@@ -69,7 +69,7 @@ def is_loaded(ctx: Context, version: VersionRow) -> bool:
 
 def heard(ctx: Context, owner_uid: int) -> list[Pool]:
     """List the pools that can have what is a user's: those of others in a shared daemon may say what they like."""
-    return [pool for pool in list(ctx.pools.values()) if not ctx.system or pool.setup.owner == owner_uid]
+    return [pool for pool in list(ctx.pools.values()) if not ctx.users.shared or pool.setup.owner == owner_uid]
 
 
 def has_files(path: str | Path) -> bool:

@@ -38,7 +38,7 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
         yield pool
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
-        ctx.waker.poke()
+        ctx.loop.poke()
 
 
 async def admitted(ctx: Context, run: RunRow) -> Pool:
@@ -49,7 +49,7 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
             return pool_for(ctx, run)
         except Conflict:
             stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
-            if not (stopping or ctx.sights.since is not None) or time.monotonic() > deadline:
+            if not (stopping or ctx.gpus.sights.since is not None) or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(POLL_SECONDS)
 
@@ -130,11 +130,11 @@ def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
 @contextlib.contextmanager
 def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
     """Let a daemon that ends abort the connection, within the block."""
-    ctx.waiting.add(connection)
+    ctx.requests.waiting.add(connection)
     try:
         yield
     finally:
-        ctx.waiting.discard(connection)
+        ctx.requests.waiting.discard(connection)
 
 
 async def is_chat(ctx: Context, run: RunRow) -> bool:

@@ -54,11 +54,11 @@ class Doomed(NamedTuple):
 
 def prune(ctx: Context, run: RunRow) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
-    ctx.unpruned.add(run.name)  # `prune_again` does what this cannot
+    ctx.storage.unpruned.add(run.name)  # `prune_again` does what this cannot
     if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
         ctx.spawn(discarded(ctx, run.owner_uid, gone))
     if not has_silent_pool(ctx, run):
-        ctx.unpruned.discard(run.name)
+        ctx.storage.unpruned.discard(run.name)
 
 
 def prune_again(ctx: Context) -> None:
@@ -68,12 +68,12 @@ def prune_again(ctx: Context) -> None:
         try:
             run = runs.get(ctx.store, name)
         except NotFound:
-            ctx.unpruned.discard(name)
+            ctx.storage.unpruned.discard(name)
             return
         if not has_silent_pool(ctx, run):
             prune(ctx, run)
 
-    each(ctx, prune_run, sorted(ctx.unpruned), lambda name: Item(f"run {name}"))
+    each(ctx, prune_run, sorted(ctx.storage.unpruned), lambda name: Item(f"run {name}"))
 
 
 def has_silent_pool(ctx: Context, run: RunRow) -> bool:
@@ -151,7 +151,7 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
         row = get_version(ctx.store, run.name, number)
     except NotFound:
         return False
-    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.in_hand[name_of(row)]:
+    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.serving.in_hand[name_of(row)]:
         return False
     return (run.name, number) not in aliases.rollbacks(ctx.store).values()
 

@@ -148,7 +148,7 @@ def test_nobody_is_stopped_beside_whom_somebody_else_computes(
     submit(ctx, "wide", trainer={"backend": "fsdp", "steps": 6, "dp": 2}, **HIGH)
     place_runs(ctx)
     assert states(ctx, "low") == ["starting"]
-    nvml.gpus["GPU-1"], ctx.sights.seen = Gpu(), {}
+    nvml.gpus["GPU-1"], ctx.gpus.sights.seen = Gpu(), {}
     place_runs(ctx)
     assert states(ctx, "low") == ["stopping"]
 

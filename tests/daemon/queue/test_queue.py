@@ -72,13 +72,13 @@ async def test_an_idle_pool_stays_warm_while_nobody_else_waits_and_says_that_it_
         path = note_path(home, "GPU-0", "holder")
         note = await until(lambda: path.exists() and (n := json.loads(path.read_bytes()))["why"] == "idle" and n)
         assert note["idle_since"] >= note["since"] and note["pid"] == ctx.pools["tiny-1"].process.pid
-        ctx.waker.poke()
+        ctx.loop.poke()
         await until(lambda: ctx.pools["tiny-1"].idle_seconds > 0.5)
         assert ctx.pools["tiny-1"].process.is_up
         ctx.config = type(ctx.config)(idle_timeout=0.1)
-        ctx.waker.poke()
+        ctx.loop.poke()
         await until(lambda: not ctx.pools["tiny-1"].process.is_up)
-        ctx.waker.poke()
+        ctx.loop.poke()
         await until(lambda: not path.exists())
 
 
@@ -88,7 +88,7 @@ async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_a
     monkeypatch.setattr(life, "LOCK_SECONDS", 0)
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
-        with taken(ctx.devices[0]):
+        with taken(ctx.gpus.devices[0]):
             with monkeypatch.context() as blind:
                 blind.setattr(obstacles, "is_taken", lambda device: False)
                 submit(ctx, "a", resources={"restart": "never"})
@@ -121,10 +121,10 @@ def test_a_note_that_cannot_be_written_keeps_nothing_from_its_place(
 ) -> None:
     ctx = open_context(home)
     gpus(ctx, 1, monkeypatch, tmp_path)
-    ctx.notes.wanted["GPU-0"] = "run a"
+    ctx.gpus.notes.wanted["GPU-0"] = "run a"
     monkeypatch.setattr(devices, "LOCKS", tmp_path / "no" / "such")
     guarded(ctx, Item(), keep_leases)
-    assert "No such file or directory" in ctx.troubles.lines()[0]
+    assert "No such file or directory" in ctx.loop.troubles.lines()[0]
 
 
 def test_a_broken_off_daemons_notes_are_cleared_by_its_next_life(

@@ -56,7 +56,7 @@ async def test_a_run_that_the_machine_went_down_under_says_so_and_can_be_resumed
         row = await until_state(ctx, "a", "ended")
         assert row.reason == "lost" and row.detail.startswith("the machine was restarted, at 20")
         ctx.move("a", Move.RESUME)
-        ctx.waker.poke()
+        ctx.loop.poke()
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, [step.step for step in steps(ctx.store, "a")]) == ("completed", [1, 2, 3, 4, 5, 6])
 
@@ -103,11 +103,11 @@ async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(home: Path, mo
         await until(lambda: runs.get(ctx.store, "a").waiting == "restarts 60 s after attempt 1 was lost")
     ctx = open_context(home)
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "restarts 60 s after attempt 1 was lost"
-    assert 50 < ctx.not_before["a"] - time.monotonic() <= 60
+    assert 50 < ctx.queue.not_before["a"] - time.monotonic() <= 60
     with ctx.store.write() as connection:
         connection.execute("UPDATE runs SET restart_at = restart_at - 61, waiting = 'in other words'")
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "in other words"
-    ctx.not_before.clear()
+    ctx.queue.not_before.clear()
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == ""
     assert runs.get(ctx.store, "a").restart_at is None
     closed(ctx)
@@ -122,7 +122,7 @@ async def test_who_resumes_by_hand_does_not_wait(home: Path, monkeypatch: pytest
         behave(home)
         ctx.move("a", Move.END, reason=EndReason.STOPPED, by="me")
         ctx.move("a", Move.RESUME, by="me")
-        ctx.waker.poke()
+        ctx.loop.poke()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
 
@@ -135,7 +135,7 @@ async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
         assert row.detail.endswith("no restart any more after 1 (resources.max_restarts); `lorad resume a` goes on")
         ctx.move("a", Move.RESUME, by="me")
         assert runs.restarts(ctx.store, "a") == 0
-        ctx.waker.poke()
+        ctx.loop.poke()
         assert (await settled(ctx)).attempt == 4
 
 

@@ -77,9 +77,9 @@ def open_context(home: Home, share: float) -> Context:
     ctx = Context(home, Config(), Store(home.database), DaemonJournal(home.journal), list(DEVICES), processes=Asleep())
     ctx.pools = {pool.id: pool for pool in pools(home)}
     gateway(home)
-    ctx.sights.seen = dict(SIGHTS)
-    ctx.notes.looked_at = float("inf")
-    ctx.started_at = NOW - 26 * 3600
+    ctx.gpus.sights.seen = dict(SIGHTS)
+    ctx.gpus.notes.looked_at = float("inf")
+    ctx.loop.started_at = NOW - 26 * 3600
     return ctx
 
 

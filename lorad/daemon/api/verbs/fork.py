@@ -84,7 +84,7 @@ async def handle(ctx: Context, call: Call) -> Forked:
     finally:
         discard(staged)
         reference.clear(kl)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return extended(Forked, run_view(row), warnings=request.facts.warnings)
 
 

@@ -28,5 +28,5 @@ async def handle(ctx: Context, call: Call) -> Run:
         with ctx.store.write():
             ctx.move(call.run, Move.STOP, detail="pause", by=call.caller.name)
             runs.set_fields(ctx.store, call.run, wanted="pause")
-    ctx.waker.poke()
+    ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))

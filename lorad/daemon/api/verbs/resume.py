@@ -77,7 +77,7 @@ async def handle(ctx: Context, call: Call) -> Resumed:
         runs.set_fields(ctx.store, call.run, **columns)
         if request:
             keep(ctx, run, request)
-    ctx.waker.poke()
+    ctx.loop.poke()
     warnings = request.facts.warnings if request else []
     row = runs.get(ctx.store, call.run)
     return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)

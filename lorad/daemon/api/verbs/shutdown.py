@@ -28,7 +28,7 @@ class Body(Struct):
 
 async def handle(ctx: Context, call: Call) -> Shutdown:
     body = call.json(Body)
-    async with ctx.parting:
+    async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
         serves = gateway_socket(ctx) is not None and not body.gateway
         stopped = body.gateway and stop_gateway(ctx)

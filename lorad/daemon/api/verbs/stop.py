@@ -25,7 +25,7 @@ async def handle(ctx: Context, call: Call) -> Run:
             runs.set_fields(ctx.store, call.run, wanted="stop")
     elif run.wanted == "pause":
         runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))
 
 
