@@ -20,6 +20,7 @@ from lorad.daemon.api.metrics_port import scraped
 from lorad.daemon.api.server import bind, make_app
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import find_devices
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store, tell_start
 from lorad.daemon.process.shared_home import prepare_shared
@@ -75,7 +76,7 @@ def log_to(path: Path) -> str:
 def open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
-    ctx = Context(home, settings, store, open_journal(home), devices)
+    ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
     tell_start(store, ctx.journal)
     if trouble := tokens_trouble(settings.gateway):
         log.error("%s", trouble)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.guarded import each, of_pool, of_run
 from lorad.daemon.process.processes import is_same, read_status, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.process.stacks import dump_stacks
 from lorad.daemon.serving.gateways import living_gateways
-from lorad.daemon.troubles import Item, each, of_pool, of_run
+from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
 from lorad.store import runs

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.process.processes import DAMAGED
@@ -26,7 +27,7 @@ from lorad.daemon.serving.table import keep_table
 from lorad.daemon.storage.budget import keep_budget
 from lorad.daemon.storage.prune import prune, prune_again
 from lorad.daemon.trim_logs import rotate
-from lorad.daemon.troubles import Item, each, guarded, of_run
+from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record
 from lorad.states import ACTIVE, Move, RunState
@@ -130,8 +131,8 @@ def keep_database(ctx: Context) -> None:
 def ring(ctx: Context) -> None:
     """Wake the readers of events when there are new ones."""
     newest = events.last_id(ctx.store)
-    if newest != ctx.loop.rung:
-        ctx.loop.rung = newest
+    if newest != ctx.loop.newest:
+        ctx.loop.newest = newest
         ctx.loop.ring()
 
 

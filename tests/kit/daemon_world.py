@@ -18,14 +18,14 @@ from lorad.bounds import Bounds
 from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.daemon import wake
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context, Patience, Request, attempt_dir
 from lorad.daemon.daemon import answering, prepare, rest
 from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.process.commands import Commands
-from lorad.daemon.process.processes import read_status
+from lorad.daemon.process.processes import Processes, read_status
 from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.runs.create import create, make_directory
@@ -49,14 +49,16 @@ def open_context(home: Path, **config: Any) -> Context:
     prepare(world)
     device = Device("cpu", "a CPU", 1 << 30)
     store, journal = Store(world.database), DaemonJournal(world.journal)
-    return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
+    return Context(
+        world, Config(**config), store, journal, GpuState([device]), processes=Processes(COMMANDS), patience=QUICK
+    )
 
 
 @contextlib.contextmanager
 def looking_often() -> Iterator[None]:
     """Let the daemon look for changes every 0.4 seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wake, "REST", 0.4)
+        patch.setattr("lorad.daemon.loop.REST", 0.4)
         yield
 
 

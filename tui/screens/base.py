@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rich.text import Text
 from textual import work
@@ -18,13 +18,11 @@ from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.feed import Changes, Failed, Fresh
+from lorad.tui.port import AppPort
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
 HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
@@ -47,8 +45,8 @@ class Base(Screen[None]):
         self._title = Text()
 
     @property
-    def lorad(self) -> LoradApp:
-        return cast("LoradApp", self.app)
+    def lorad(self) -> AppPort:
+        return cast(AppPort, self.app)
 
     # -- for the screens to fill -----------------------------------------------------------------------------------
     def body(self) -> Iterable[Widget]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -18,12 +18,10 @@ from textual.widgets import Input, Label
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.text import one_line, printable
 from lorad.tui import keys
+from lorad.tui.port import AppPort
 from lorad.tui.serving import questions as asking
 from lorad.tui.serving.questions import Answer, Question
 from lorad.tui.widgets.line import Line
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 SIDES = ("left", "right")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -220,7 +218,7 @@ class Chat(Vertical):
 
     def _refuse(self, count: int) -> None:
         """Raises NotAllowed, Conflict."""
-        if cast("LoradApp", self.app).readonly:
+        if cast(AppPort, self.app).readonly:
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
             raise Conflict("The answer before is awaited.", hint="esc drops it.")
@@ -233,7 +231,7 @@ class Chat(Vertical):
         self.set_class(len(questions) > 1, "-two")
         for name, side, question in zip(SIDES, self.sides, questions, strict=False):
             side.begin(question.target)
-            asking.ask(cast("LoradApp", self.app).client, question, self._told(self._number, name))
+            asking.ask(cast(AppPort, self.app).client, question, self._told(self._number, name))
         if self._timer is not None:
             self._timer.resume()
         self.post_message(self.Asked("; ".join(question.command for question in questions)))

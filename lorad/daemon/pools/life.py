@@ -19,16 +19,17 @@ from lorad.box.runtime import Why
 from lorad.children.leftovers import LOCK as LIFE_LOCK
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import lock_file
-from lorad.daemon.gpu.lock_notes import timeout_of
+from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, base_name, load_pool
 from lorad.daemon.pools.as_owner import connection_to
+from lorad.daemon.pools.idle import timeout_of
 from lorad.daemon.pools.leftovers import clear_up
 from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
 from lorad.daemon.process.secrets import secret_files
 from lorad.daemon.process.user_files import make_attempt, make_pool
-from lorad.daemon.troubles import Item, each, of_pool
+from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection

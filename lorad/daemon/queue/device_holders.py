@@ -19,10 +19,11 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu import lock_notes
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.lock_notes import Holder, Wanted
+from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
+from lorad.daemon.pools.idle import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.tenants import life_of, tenants_of, told
-from lorad.daemon.troubles import each, of_pool
 from lorad.store.rows import RunRow
 from lorad.text import duration
 
@@ -36,7 +37,7 @@ def keep_leases(ctx: Context) -> None:
 
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
-        gpus = lock_notes.devices_of(ctx, pool) if pool.process.is_up else []
+        gpus = devices_of(ctx, pool) if pool.process.is_up else []
         if gpus and (mine := holder(ctx, pool)).pid is not None:
             kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
 
@@ -84,7 +85,7 @@ def holder(ctx: Context, pool: Pool) -> Holder:
         since=status.get("started_at") or ctx.loop.started_at,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
-        idle_timeout=None if pool.serves else lock_notes.timeout_of(ctx, pool),
+        idle_timeout=None if pool.serves else timeout_of(ctx, pool),
         idle_since=idle_since(ctx, pool) if is_unused(ctx, pool) else None,
     )
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.gpu.devices import Device, is_taken
-from lorad.daemon.gpu.occupancy import in_the_way
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
+from lorad.daemon.pools.watch_gpus import in_the_way
 from lorad.daemon.queue.capacity import Need, lacking
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.limits import over_devices, user_of

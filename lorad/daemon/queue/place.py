@@ -15,10 +15,11 @@ import msgspec
 
 from lorad.box.runtime import Why
 from lorad.daemon.context import Context, request_of, spec_of
-from lorad.daemon.gpu.occupancy import look
+from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool, setup_for
 from lorad.daemon.pools.life import find_or_make, stop_pool
 from lorad.daemon.pools.threads import fixed_threads, keep_runtime, runtime_of
+from lorad.daemon.pools.watch_gpus import look
 from lorad.daemon.queue.capacity import capacity_of, impossible
 from lorad.daemon.queue.device_holders import want
 from lorad.daemon.queue.limits import over_limit
@@ -26,7 +27,6 @@ from lorad.daemon.queue.obstacles import Claim, Devices, Obstacle, count_free, l
 from lorad.daemon.queue.preempt import make_room
 from lorad.daemon.queue.restart import wait_for_restart
 from lorad.daemon.queue.tenants import active_runs, need_of_run, tenants_of
-from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
@@ -124,7 +124,7 @@ def setups_of(ctx: Context, run: RunRow) -> Asked:
 def asked_of(ctx: Context, run: RunRow) -> Asked:
     """Ask `asked_by` for every group of devices; the answer is cached until one of its inputs changes."""
     settings = run.spec, run.owner_uid, request_of(run), fixed_threads(ctx, run)
-    made_of = (*settings, ctx.machine(), ctx.config, *ctx.gpus.devices)
+    made_of = (*settings, ctx.gpus.machine(), ctx.config, *ctx.gpus.devices)
     before, found = ctx.queue.asked.get(run.name, (None, {}))
     if before == made_of:
         return found

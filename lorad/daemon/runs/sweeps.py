@@ -19,7 +19,8 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from lorad.daemon.context import Context, spec_of
-from lorad.daemon.troubles import Item, each
+from lorad.daemon.guarded import each
+from lorad.daemon.troubles import Item
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.states import EndReason, Move, RunState

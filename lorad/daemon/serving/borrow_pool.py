@@ -15,7 +15,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.process.processes import log_tail
-from lorad.daemon.queue.place import room_for, setups_of
+from lorad.daemon.queue.place import asked_of, room_for, setups_of
 from lorad.daemon.runs.versions import await_bytes, name_of
 from lorad.errors import AttestationFailed, Conflict, LoradError, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
@@ -75,7 +75,7 @@ def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
     False when no pool can: the run's files are gone, or its backend or its GPUs.
     """
     try:
-        setups = [setup for setup, _ in setups_of(ctx, run).values()]
+        setups = [setup for setup, _ in asked_of(ctx, run).values()]
     except (OSError, msgspec.MsgspecError, LoradError):
         return False
     alike = {"threads": pool.setup.threads, "deterministic": pool.setup.deterministic}

@@ -14,9 +14,10 @@ import msgspec
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, guarded
 from lorad.daemon.serving import gateway_process
 from lorad.daemon.serving.gateway_process import Gateway, is_up, keep, put_away
-from lorad.daemon.troubles import Item, each, guarded
+from lorad.daemon.troubles import Item
 from lorad.protocol.listener import FOR_ALL
 from lorad.store.runs import owners_served
 from lorad.store.versions import is_anything_served

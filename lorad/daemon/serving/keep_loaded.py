@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, Refusal
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.pools.life import ask_status
@@ -12,7 +13,6 @@ from lorad.daemon.queue.tenants import room_in
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import name_of
 from lorad.daemon.serving.borrow_pool import call_load, fits, waited_for
-from lorad.daemon.troubles import each, of_pool
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
 from lorad.store import events, runs

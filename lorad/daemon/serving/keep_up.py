@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.serving.borrow_pool import fits, pool_for
-from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError
 from lorad.states import RunState
 from lorad.store import events, runs

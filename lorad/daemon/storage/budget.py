@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 
 from lorad.adapters.directory import discard
 from lorad.daemon.context import Context, run_dir
+from lorad.daemon.state import LOOK_SECONDS
 from lorad.daemon.storage.disk_usage import measure, used
 from lorad.daemon.storage.garbage import everything, still
 from lorad.daemon.storage.prune import VERSION, Doomed, age, delete, is_free, listed
-from lorad.daemon.usage import LOOK_SECONDS
 from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints

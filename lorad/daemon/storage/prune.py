@@ -16,9 +16,10 @@ from typing import Literal, NamedTuple
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.daemon.guarded import each
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.runs.versions import heard, is_loaded, name_of
-from lorad.daemon.troubles import Item, each
+from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, NotFound
 from lorad.states import RunState
 from lorad.store import aliases, runs

@@ -13,12 +13,13 @@ from lorad.daemon.api.verbs.devices import handle as list_devices
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.lock_notes import note_path
+from lorad.daemon.guarded import guarded
 from lorad.daemon.pools import life
 from lorad.daemon.queue import obstacles
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.troubles import Item, guarded
+from lorad.daemon.troubles import Item
 from lorad.store import runs
 from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.gpu_kit import gpus, leave, note, taken
@@ -107,9 +108,9 @@ def test_of_several_gpus_those_are_wanted_whose_holders_are_idle(
     for number, idle in enumerate((None, 5.0, None)):
         leave(note_path(home, f"GPU-{number}", "holder"), note(why="idle" if idle else "run x", idle_since=idle))
     submit(second, "b")
-    with taken(second.devices[0]), taken(second.devices[1]), taken(second.devices[2]):
+    with taken(second.gpus.devices[0]), taken(second.gpus.devices[1]), taken(second.gpus.devices[2]):
         place_runs(second)
-        assert list(second.notes.wanted) == ["GPU-1"]
+        assert list(second.gpus.notes.wanted) == ["GPU-1"]
         assert told(second, "b").startswith("0 of 3 devices free; cuda:0 held by pool qwen-1 (me, uid ")
         assert told(second, "b").count("held by") == 3
     place_runs(second)

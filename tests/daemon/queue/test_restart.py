@@ -16,7 +16,9 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.restart import delay, wait_for_restart
-from lorad.daemon.runs.settle import pool_of_lost
+from lorad.daemon.queue.tenants import life_of
+from lorad.daemon.runs.settle import by_its_word
+from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.metrics import steps
@@ -179,12 +181,13 @@ async def test_who_lost_its_pool_says_how_that_went_be_it_still_going(home: Path
         submit(ctx, "a", trainer={"steps": 1000})
         await until_state(ctx, "a", "running")
         row, pool = runs.get(ctx.store, "a"), ctx.pools["tiny-1"].attempt()
-        assert pool_of_lost(ctx, row) == ""
+        lost = EndFact("lost", "it is gone")
+        assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone"
         pool.killed.write_text(json.dumps({"why": "pool tiny-1 was hung; killed"}))
-        assert pool_of_lost(ctx, row) == "pool tiny-1 was hung; killed"
+        assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone; pool tiny-1 was hung; killed"
         ctx.processes.kill_group(pool)
         await until(lambda: ctx.processes.inspect(pool).is_over)
-        assert pool_of_lost(ctx, row) == "pool tiny-1 was hung; killed"
+        assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone; pool tiny-1 was hung; killed"
 
 
 async def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_that(home: Path) -> None:

@@ -11,7 +11,8 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.lock_notes import Holder
-from lorad.daemon.gpu.occupancy import Sight, fresh
+from lorad.daemon.gpu.occupancy import Sight
+from lorad.daemon.pools.watch_gpus import fresh
 from lorad.daemon.queue.device_holders import lease_of
 
 CPU_SECONDS = 0.05  # over which the use of the CPU is measured
