@@ -27,7 +27,7 @@ def follow(client: Client, name: str, *, quiet: bool = False) -> RunDetails | No
         with view.shown():
             return _watch(client, name, view)
     except KeyboardInterrupt:
-        note(f"Detached; {name} goes on: `lorad logs {name} -f`.")
+        note(f"Detached; {name} continues: `lorad logs {name} -f`.")
         return None
 
 

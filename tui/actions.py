@@ -168,7 +168,7 @@ RUNS = (
     Action(
         "resume",
         "run",
-        "Go on from a checkpoint",
+        "Continue from a checkpoint",
         _resume,
         lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
         is_now,

@@ -57,7 +57,7 @@ def run(
     adapter_path: Annotated[str | None, option("--lora-adapter-path", "lora.adapter_path")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run and follow it. Ctrl-C detaches; the run goes on."""
+    """Start a run and follow it. Ctrl-C detaches; the run continues."""
     refuse_both(detach, wait)
     flags = {
         "trainer.backend": trainer,
@@ -83,7 +83,7 @@ def run(
         if as_json:
             print_json(started)
         else:
-            note(f"{started.name} is {started.state}. `lorad show {started.name}` tells how it does.")
+            note(f"{started.name} is {started.state}. `lorad show {started.name}` shows its progress.")
         return
     over = follow(client, started.name, quiet=as_json)
     conclude(over, as_json=as_json)

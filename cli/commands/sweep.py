@@ -54,7 +54,7 @@ def sweep(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they go on.
+    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they continue.
 
     `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma separates
     values: lora.target_modules=\[q_proj,v_proj],\[all-linear].

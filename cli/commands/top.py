@@ -49,12 +49,12 @@ SIGNS = {"bad": "!!", "look": "!"}
 
 @app.command()
 def top(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
+    """Show runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
 
-    sampled, trained: tokens per second. An alarm with !! is of something broken.
+    sampled, trained: tokens per second. An alarm with !! means that something is broken.
     """
     client = Client()
     limits = config_of(client.home).alarms

@@ -18,7 +18,7 @@ from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 
 Found = tuple[str, bool, str, str]
-REPAIR = """`lorad daemon stop`, then `lorad doctor --repair` builds it anew from the journals; runs go on meanwhile."""
+REPAIR = """`lorad daemon stop`, then `lorad doctor --repair` rebuilds it from the journals; runs continue meanwhile."""
 
 
 def database_checks(home: Home) -> Iterator[Found]:
@@ -40,7 +40,7 @@ def database_checks(home: Home) -> Iterator[Found]:
     )
     missing, unknown = report.missing, report.unknown
     others = [f"{finding.what}: {finding.advice}" for finding in unknown]
-    fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: what the database tells of is there"
+    fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: everything the database lists is on disk"
     lacking = [finding.what for finding in missing]
     advice = "\n".join(dict.fromkeys(finding.advice for finding in missing))
     yield "files", not missing, "; ".join([*(lacking or [fine]), *others]), advice
@@ -52,7 +52,7 @@ def repair(home: Home) -> dict[str, Any]:
         pid = Client(home).status().pid
     except DaemonUnreachable:
         return told(home, "--repair")
-    hint = "`lorad daemon stop` ends it, and runs go on; `lorad daemon start` afterwards takes them over."
+    hint = "`lorad daemon stop` ends it, and runs continue; `lorad daemon start` afterwards takes them over."
     raise Conflict(f"the daemon (pid {pid}) works with the database", hint=hint)
 
 

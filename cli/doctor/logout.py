@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = Path("/")) -> dict[str, Any]:
     """{ok, detail, hint} for processes of `user`, by name. root: of the files that are looked at."""
     if not (root / "run/systemd/system").is_dir():
-        return {"ok": True, "detail": "no systemd here: a logout ends nothing by itself", "hint": ""}
+        return {"ok": True, "detail": "no systemd here: a logout ends nothing", "hint": ""}
     kills, is_lingering = kills_processes(root, user), has_linger(root, user)
     places = {name: cgroup_of(root, pid) for name, pid in pids.items()}
     in_session = [name for name, place in places.items() if "/session-" in place] if places else ["what is started"]

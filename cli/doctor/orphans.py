@@ -15,8 +15,8 @@ from lorad.errors import DaemonUnreachable, LoradError
 
 SHOWN = 8
 HINT = (
-    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs go on "
-    "meanwhile, and the memory and devices that orphans hold are free then."
+    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs continue "
+    "meanwhile, and the memory and devices that orphans hold become free."
 )
 
 

@@ -59,7 +59,7 @@ def of_run(run: RunDetails) -> Source:
     if run.cwd is None and (lost := relative(values)):
         notes.append(f"Where its paths began is not known: {', '.join(lost)} begin here now.")
     if run.origin:
-        notes.append(f"It went on from {run.origin}, this one begins anew; fork a version to go on.")
+        notes.append(f"It continued from {run.origin}; this one starts from scratch. Fork a version to continue.")
     return Source(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
 
 

@@ -80,7 +80,7 @@ class Checkpoints(RunTab):
 
     def _head(self) -> str:
         if not self._found:
-            return "No checkpoints yet: resumed, it would begin anew. A paused or stopped run writes one."
+            return "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run writes one."
         weight = sum(one.bytes for one in self._found.values())
         return f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, f forks it."
 

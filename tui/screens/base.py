@@ -106,7 +106,7 @@ class Base(Screen[None]):
     def say_title(self, text: Text) -> None:
         """With what holds everywhere: nothing is done, nothing is refreshed."""
         self._title = text
-        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p goes on"] * self.lorad.frozen
+        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p continues"] * self.lorad.frozen
         self.query_one("#title", Line).say(Text.assemble(text, *(part for mark in marks for part in ("  ", mark))))
 
     def _tell_lost(self, lost: str) -> None:

@@ -223,7 +223,7 @@ class Chat(Vertical):
         if cast("LoradApp", self.app).readonly:
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
-            raise Conflict("The answer before is awaited.", hint="esc drops it.")
+            raise Conflict("The answer to the last prompt is still coming.", hint="esc drops it.")
         if self.under_way + count > asking.MOST:
             raise Conflict(f"{self.under_way} answers that were dropped are under way.", hint="Wait for some.")
 

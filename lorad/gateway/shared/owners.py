@@ -26,7 +26,7 @@ CONNECT_SECONDS = 5.0
 UP_SECONDS = 15.0  # for the gateway of an owner to be up
 ANSWER_SECONDS = 3600.0  # between two bytes of one: it keeps the deadlines of pools itself
 POLL_SECONDS = 0.05
-AGAIN = "Ask again; the daemon starts it anew."
+AGAIN = "Ask again; the daemon restarts it."
 
 
 class OnlyOf(aiohttp.UnixConnector):
