@@ -20,7 +20,7 @@ Complete = Callable[[Any, str], list[str]]
 
 
 def asked(names: Callable[[Client, Any], Iterable[object]]) -> Complete:
-    """Of those names, the ones that begin as what was typed. A daemon is never started."""
+    """Return a completion that offers the names that begin with what was typed. It never starts a daemon."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
         return [name for name in map(str, names(Client(timeout=SECONDS), ctx)) if name.startswith(incomplete)]
@@ -48,7 +48,7 @@ def steps_of(client: Client, ctx: Any) -> list[int]:
 
 
 def metrics_of(client: Client, ctx: Any) -> list[str]:
-    """Of the last step of the runs that are named already, else of the newest run."""
+    """Return the metrics of the last step of the runs named so far, or else of the newest run."""
     names = ctx.params.get("runs") or run_names(client)[:1]
     found = {"eval"}
     for run in client.named(list(names)):

@@ -37,7 +37,7 @@ def print_json(data: Any) -> None:
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """With what a terminal does not show as text (8-bit controls, marks of direction) as \\u escapes: the same data."""
+    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction) is escaped as \\u."""
     lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
 

@@ -33,11 +33,16 @@ class Field:
 
 @dataclass(frozen=True)
 class Action:
-    """on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`. says: what it does, for help and palette.
+    """An action that keys, palette and help offer.
 
-    fields: what is asked for first. lost: called on a thread, what will be lost, for the user to agree to; "": nothing
-    is, and nothing is asked. told: what came of it. many: what was typed holds for several at once. of_others: what
-    one may see is enough. over_when: states of a run in which nothing is left to do.
+    on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`.
+    says: what it does, for help and palette.
+    fields: what is asked for first.
+    lost: what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It runs on a thread.
+    told: describes the result.
+    many: the same input can hold for several things at once.
+    of_others: being allowed to see a thing is enough.
+    over_when: states of a run in which nothing is left to do.
     """
 
     verb: str

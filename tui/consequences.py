@@ -1,6 +1,6 @@
-"""What is lost by an action, in words for the question before it; "" where nothing is, or the daemon will refuse.
+"""Describe what an action destroys, for the question before it; "" if nothing is lost, or the daemon will refuse.
 
-Called on a thread: each asks the daemon.
+Each function asks the daemon, so it runs on a thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def of_kill(client: Client, run: str, _: Values) -> str:
 
 
 def of_resume(client: Client, run: str, values: Values) -> str:
-    """Of an earlier checkpoint than the newest: what was done since then."""
+    """Describe what was done since a checkpoint that is older than the newest."""
     start, row = values.get("from", "").strip(), client.show(run)
     reached = row.step
     if not start or not is_over(row) or int(start) >= max(reached, 1) or int(start) == newest(client.checkpoints(run)):

@@ -36,7 +36,7 @@ class Source:
 
     @property
     def keys(self) -> list[str]:
-        """Of the fields: the usual ones and those that are given, in the spec's order."""
+        """Return the keys of the fields: the usual ones and those that are given, in the spec's order."""
         return list(flat(nested(dict.fromkeys((*usual(), *differing(self.given))))))
 
     @property
@@ -53,8 +53,11 @@ def first_text(key: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Draft:
-    """values: what is told, as far as it can be read. wrong: in words, by key; by MORE, or by "" where no field is to
-    blame."""
+    """A spec as far as the fields can be read.
+
+    values: what the fields say.
+    wrong: messages by key; by MORE, or by "" if no field is to blame.
+    """
 
     values: Flat
     wrong: dict[str, str] = field(default_factory=dict)
@@ -156,7 +159,7 @@ def _rebased(key: str, value: Any, cwd: Path) -> Any:
 
 # -- settings in dialogs -----------------------------------------------------------------------------------------------
 def wrong_settings(overriding: Sequence[str]) -> str:
-    """What is wrong with some key=value as far as they alone tell: an unknown key, a value that no spec has."""
+    """Return what is wrong with some key=value on their own: an unknown key, a value that no spec has."""
     try:
         convert(assigned({}, overriding))
     except SpecError as error:

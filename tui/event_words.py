@@ -1,4 +1,4 @@
-"""Events in words: a line each."""
+"""Describes each event in one line."""
 
 from __future__ import annotations
 

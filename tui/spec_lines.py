@@ -75,7 +75,7 @@ def text_of(values: Flat) -> str:
 
 
 def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
-    """Of `after`; with `before`, of all keys of both, with signs."""
+    """Return the lines of `after`; with `before`, the lines of both with signs."""
     keys = flat(nested({**(before or {}), **after}))
     found: list[SpecLine] = []
     sections: list[str] = []
@@ -147,5 +147,5 @@ def _escape(code: int) -> str:
 
 
 def words(values: Flat) -> Iterable[str]:
-    """As overrides: key=value."""
+    """Return values as overrides: key=value."""
     return (f"{key}={value_text(value)}" for key, value in values.items())

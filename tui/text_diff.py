@@ -1,5 +1,6 @@
-"""What differs between two texts, by words or by lines: Myers' shortest edit script (An O(ND) Difference Algorithm,
-1986). Texts that have hardly anything in common are told as replaced, so that hostile ones take no longer."""
+"""Differences between two texts, by words or by lines, with Myers' shortest edit script (An O(ND) Difference Algorithm,
+1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
+"""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def daemon(home: Home) -> Iterator[Check]:
 
 
 def logout(home: Home) -> Iterator[Check]:
-    """Of what works now; without a daemon, of what would be started from here."""
+    """Check what a logout would end: what is running now, or without a daemon what this shell would start."""
     pids = {"lorad": os.getpid()}
     try:
         pids = {"the daemon": Client(home).status().pid}

@@ -1,4 +1,4 @@
-"""lorad fork RUN@12: a new run that goes on from a version of another one."""
+"""lorad fork RUN@12: start a new run from a version of another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lorad resume RUN: go on from a checkpoint."""
+"""lorad resume RUN: continue from a checkpoint."""
 
 from __future__ import annotations
 

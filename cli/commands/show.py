@@ -69,7 +69,7 @@ def spec_lines(spec: dict[str, Any]) -> list[str]:
 
 
 def attempt_in_words(attempt: Attempt) -> str:
-    """From where, with what changed, and how it ended."""
+    """Say where an attempt started, what was changed for it, and how it ended."""
     start = "fresh" if attempt.resumed_from is None else f"from step {attempt.resumed_from}"
     changed = "".join(
         f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
@@ -79,7 +79,7 @@ def attempt_in_words(attempt: Attempt) -> str:
 
 
 def why(attempt: Attempt) -> str:
-    """Of an attempt that did not end as it should: the first line of what is known."""
+    """Return the first line of the cause when an attempt did not end as planned."""
     if attempt.reason in (None, "completed") or not attempt.detail:
         return ""
     return f": {printable(attempt.detail.partition(chr(10))[0])}"

@@ -154,7 +154,7 @@ def pool_row(pool: Pool) -> Sequence[object]:
 
 
 def device_row(device: Device) -> Sequence[object]:
-    """As `lorad devices` has it, with only the processes of others beside it."""
+    """Return the row of `lorad devices`, shortened to the figures and the processes of others."""
     name, _, *figures, _, _ = devices.device_row(device)
     return name, *figures, "; ".join(devices.strangers(device))
 

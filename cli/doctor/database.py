@@ -1,4 +1,4 @@
-"""What `lorad doctor` says of the database: whether it is whole, and whether on disk is what it tells of."""
+"""Checks for `lorad doctor` that the database is sound and that the files it lists are on disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def database_checks(home: Home) -> Iterator[Found]:
 
 
 def repair(home: Home) -> dict[str, Any]:
-    """Build the database anew: what came of it. Raises Conflict while a daemon has it."""
+    """Rebuild the database and return what was done. Raises Conflict while a daemon has it open."""
     try:
         pid = Client(home).status().pid
     except DaemonUnreachable:

@@ -41,7 +41,7 @@ def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = P
 
 
 def own_name() -> str:
-    """Of the user of this process; the number where the machine knows no name."""
+    """Return the name of this process's user, or the number if the machine knows no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -64,8 +64,10 @@ def has_linger(root: Path, user: str) -> bool:
 
 
 def read_settings(root: Path) -> dict[str, Setting]:
-    """Of logind.conf and its drop-ins, by their name, the last word counting. What the shipped file has in comments is
-    what logind was built with."""
+    """Read the settings in logind.conf and its drop-ins, in order of file name; the last one counts.
+
+    The values commented out in the shipped file are the ones logind was built with.
+    """
     found: dict[str, Setting] = {}
     mains = [path for place in PLACES if (path := root / place / "systemd/logind.conf").is_file()][:1]
     for path in mains:
@@ -92,7 +94,7 @@ def assignments(path: Path, *, commented: bool = False) -> Iterator[tuple[str, s
 
 
 def cgroup_of(root: Path, pid: int) -> str:
-    """Of systemd's hierarchy; "" where it cannot be read."""
+    """Return the cgroup of a process in systemd's hierarchy, or "" if it cannot be read."""
     try:
         lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

@@ -21,8 +21,11 @@ HINT = (
 
 
 def orphan_checks(home: Home) -> Iterator[tuple[str, bool, str, str, dict[str, Any]]]:
-    """Name, ok, detail, hint, facts. Without a daemon they are looked for here; nothing is said where one may not tell
-    (a shared daemon tells its admins)."""
+    """Yield name, ok, detail, hint and facts of the check for orphans.
+
+    Without a daemon the search runs here. It yields nothing for a user who may not see them (a shared daemon shows
+    them to its admins only).
+    """
     try:
         found = Client(home).orphans()
     except DaemonUnreachable:

@@ -1,4 +1,4 @@
-"""What `lorad doctor` tells of threads, waiting and malloc: what a new pool would get, and what the pools have."""
+"""Checks of `lorad doctor` on threads, waiting and malloc: what a new pool would get, and what the pools have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Told = tuple[str, str, dict[str, Any]]  # name, in words, as data
 
 
 def runtime_checks(home: Home, device: str) -> Iterator[Told]:
-    """As the daemon has it when one is up: it may have other CPUs and another environment than this shell."""
+    """Check the runtime of the daemon if one is up: its CPUs and environment may differ from this shell's."""
     pid, pools = daemon_of(home)
     machine = read_machine(pid or "self")
     overrides = Overrides(config=settings(home), environment=environment(pid))

@@ -48,9 +48,7 @@ class Access:
         return self._bearer(request.headers.get("Authorization", ""))
 
     def viewer(self, request: web.Request) -> Callable[[int | None], bool]:
-        """Returns a function that says whether whoever asks may know of a version of the user with a uid. Raises as
-        `owner` does.
-        """
+        """Return a function that says whether the client may see versions of a uid. Raises what `owner` raises."""
         asker = self.owner(request) if self._private else ""
         if not self._private or asker in (name_of(0), name_of(os.geteuid())):
             return lambda owner_uid: True

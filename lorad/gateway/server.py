@@ -1,4 +1,4 @@
-"""A gateway's life: it listens on its socket, and on TCP where it is told to, until SIGTERM."""
+"""Runs a gateway until SIGTERM: it listens on its socket, and on TCP if a port is set."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def listening(
 
 
 async def listen_on_port(door: Doorkeeper, port: int) -> None:
-    """Until it is cancelled. A port that is taken is tried again, while the socket goes on."""
+    """Listen until cancelled. If the port is taken, try again; the socket keeps working meanwhile."""
     is_told = False
     while True:
         try:

@@ -112,7 +112,7 @@ class Picture:
 
 
 def strokes(curve: Curve, across: Scale) -> list[Stroke]:
-    """Of what lies within the scale, one for each column of dots that has a point."""
+    """Return one stroke for each column of dots that has a point within the scale."""
     xs, ys, first = curve.xs, curve.ys, across.first
     begin, end = between(xs, int(first), int(across.last))
     found, width = list[Stroke](), (across.last - first) / max(across.dots - 1, 1)
@@ -205,7 +205,7 @@ def _curve(picture: Picture, curve: Curve, of: list[Stroke], up: Scale) -> None:
 
 
 def _outside(picture: Picture, of: list[Stroke], up: Scale) -> None:
-    """Spikes that were cut off, told by a sign where they leave."""
+    """Put a sign where a spike that was cut off leaves the picture."""
     top, bottom = up.first, up.last
     for one in of:
         if one.high > top or one.low < bottom:

@@ -54,7 +54,7 @@ def extent(tracks: Iterable[Track]) -> tuple[int, int] | None:
 
 
 def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int) -> tuple[Plot, str]:
-    """And what is left out of it or done to it, in words."""
+    """Return the plot and a note on what was left out or transformed."""
     smooth = 0.0 if metric == "eval" else look.smooth
     front, ground, bad, left = list[Curve](), list[Curve](), 0, 0
     for place, track in reversed(list(enumerate(tracks))):
@@ -81,7 +81,7 @@ def count(part: tuple[int, int]) -> int:
 
 
 def marks(metric: str, track: Track, log: bool) -> list[tuple[int, float]]:
-    """Of evals, on their own chart and on that of the reward."""
+    """Return the markers of evals, which are on their own chart and on that of the reward."""
     if metric not in ("reward", "eval"):
         return []
     view = track.evals.view(0.0, log)

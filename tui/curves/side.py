@@ -46,6 +46,6 @@ class Side(Vertical):
         self.query_one("#curves-column", Line).say(Text("\n", no_wrap=True).join(upright))
 
     def on_resize(self) -> None:
-        """What was told is laid out for the new size."""
+        """Lay out the last content again for the new size."""
         if self._told is not None:
             self.tell(*self._told)

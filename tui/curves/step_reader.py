@@ -74,8 +74,9 @@ class StepReader:
     def read(
         self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
     ) -> list[Part]:
-        """Of `run`, as `show` has it, and other runs by name; window: the steps that are looked at, None: all.
+        """Read `run` (as `show` returned it) and other runs by name.
 
+        window: the steps that are on screen; None: all.
         When anything fails, nothing of it counts as read.
         """
         try:
@@ -101,7 +102,7 @@ class StepReader:
         return place is None or place.more or changes.touch(name)
 
     def _part(self, client: Client, changes: Changes, row: Run, window: tuple[int, int] | None) -> Part:
-        """A resume rewinds: then everything is read anew."""
+        """Read one run; after a resume, which rewinds it, everything is read again."""
         name, life = row.name, (row.created_at, row.attempt)
         place = self._places.get(name)
         reset = place is None or place.life != life

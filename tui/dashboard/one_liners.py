@@ -21,12 +21,12 @@ GIB = 2.0**30
 
 
 def base(model: str) -> str:
-    """Of a path or a hub's name the last part."""
+    """Return the last part of a path or a hub id."""
     return model.rstrip("/").rpartition("/")[2] or model
 
 
 def phase(pool: Pool) -> str:
-    """What its runs do, in words."""
+    """Describe what the runs of a pool do now."""
     counts = Counter(run.phase for run in pool.runs if run.phase != "idle")
     return ", ".join(f"{count} {verb}" if count > 1 else verb for verb, count in counts.items()) or "idle"
 

@@ -106,7 +106,7 @@ class Board:
         return before if before == run else run
 
     def _merge(self, names: Iterable[str], found: Iterable[Run]) -> None:
-        """Of `names`, those that are not found are gone."""
+        """Take in the runs that were found; those of `names` that were not found are gone."""
         fresh = {run.name: self._same(run) for run in found if self._is_listed(run)}
         moved = [run for name, run in fresh.items() if self._place(name) != place(run)]
         for name in set(names) - set(fresh):

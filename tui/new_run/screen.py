@@ -211,7 +211,7 @@ class NewRun(Base):
             self.say_error(error)
 
     def _text_at(self, directory: Path) -> str:
-        """With paths as they are meant from there."""
+        """Return the YAML with its paths rewritten for that directory."""
         return text_of(rebased(self._draft.values, self._source.cwd, directory))
 
     @work

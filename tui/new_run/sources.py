@@ -72,7 +72,7 @@ def specs_here() -> list[str]:
 
 
 def short(path: Path) -> str:
-    """From the working directory where it is inside."""
+    """Return the path relative to the working directory if it is inside."""
     return str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: where it can go on."""
+"""The checkpoints of a run, from which it can continue."""
 
 from __future__ import annotations
 

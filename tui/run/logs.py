@@ -162,7 +162,7 @@ class Logs(RunTab):
         self.screen.set_focus(field)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Without a filter escape leads back, as everywhere."""
+        """Disable `unfilter` when there is no filter, so that escape leads back as everywhere."""
         return self.query_one(Input).display if action == "unfilter" else keys.opens(self.screen, action)
 
     def action_unfilter(self) -> None:

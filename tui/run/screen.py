@@ -39,7 +39,7 @@ class News(NamedTuple):
 
 
 class Panes(TabbedContent):
-    """The focus follows the tab; never the tab the focus, which is told later than a key that was pressed meanwhile."""
+    """Tabs whose focus follows the tab, never the reverse: a focus event may arrive later than the next key."""
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.stop()

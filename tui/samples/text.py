@@ -18,7 +18,7 @@ HALF = 4  # cells of a bar, to each side where there is a 0
 
 
 class Scale(NamedTuple):
-    """Of a step: its smallest and largest reward, and the largest advantage of either sign."""
+    """The smallest and largest reward of a step, and its largest advantage of either sign."""
 
     low: float
     high: float

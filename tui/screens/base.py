@@ -67,7 +67,7 @@ class Base(Screen[None]):
         return True
 
     def state(self, run: str) -> str:
-        """Of a run, as far as the screen knows; ""."""
+        """Return the state of a run, or "" if the screen does not know it."""
         return ""
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
@@ -104,7 +104,7 @@ class Base(Screen[None]):
         self.say_error(message.error)
 
     def say_title(self, text: Text) -> None:
-        """With what holds everywhere: nothing is done, nothing is refreshed."""
+        """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
         marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p continues"] * self.lorad.frozen
         self.query_one("#title", Line).say(Text.assemble(text, *(part for mark in marks for part in ("  ", mark))))

@@ -112,7 +112,7 @@ def nearest(here: Sequence[str]) -> Sections:
 
 
 def found(words: Sequence[str], keymap: Mapping[str, str]) -> Sections:
-    """Of all keys those that have all words."""
+    """Return the keys that match all words."""
     has = {
         heading: [key for key in some if all(word in searched(heading, key, keymap) for word in words)]
         for heading, some in listed().items()
@@ -130,7 +130,7 @@ def listed() -> Sections:
 
 
 def typed(key: Binding, keymap: Mapping[str, str]) -> str:
-    """The keys that do it, as they are told."""
+    """Return the names of the keys for this action."""
     return key_names(keymap.get(key.id or "", key.key))
 
 

@@ -32,7 +32,7 @@ SIGN = "✖"
 
 
 class Answered(Message):
-    """To the chat, from a thread. number: of the question."""
+    """Carries an answer from a thread to the chat. number: the number of the question."""
 
     def __init__(self, number: int, side: str, answer: Answer) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def about(target: str, answer: Answer) -> Text:
 
 
 class Chat(Vertical):
-    """As `lorad generate` asks: a prompt is wrapped in the chat template where the run's own prompts are."""
+    """A chat that asks like `lorad generate`: prompts get the chat template if the run's own prompts do."""
 
     BINDINGS = keys.CHAT
     SCOPED_CSS = False  # it goes by the classes of its screen
@@ -279,7 +279,7 @@ class Chat(Vertical):
         self._place = len(self._history)
 
     def action_recall(self, by: int) -> None:
-        """Of prompts that were asked; past the newest one, an empty one."""
+        """Recall an earlier prompt; past the newest one, the field is empty."""
         self._place = min(max(self._place + by, 0), len(self._history))
         field = self.query_one("#prompt", Input)
         field.value = self._history[self._place] if self._place < len(self._history) else ""

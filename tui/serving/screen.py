@@ -139,7 +139,7 @@ class Serving(Base):
 
     # -- the chat ------------------------------------------------------------------------------------------------------
     def action_chat(self) -> None:
-        """With what is under the cursor, and beside it what that served before."""
+        """Open a chat with what is under the cursor, beside the version it served before."""
         self.set_class(True, "-chat")
         self.chat.open(*self._compared())
 

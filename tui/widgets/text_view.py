@@ -72,7 +72,7 @@ class Reader(ScrollView, can_focus=True):
 
     # -- what is shown -----------------------------------------------------------------------------------------------
     def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
-        """From its beginning, unless it is to `stay` where it is."""
+        """Show sections from the beginning, or `stay` at the current position."""
         self._sections, self._marks = sections, {}
         self._fold()
         if not stay:
@@ -85,7 +85,7 @@ class Reader(ScrollView, can_focus=True):
             self.refresh()
 
     def go(self, key: int, at: int) -> None:
-        """To the line that holds a place of a block, which is shown whole if it is hidden."""
+        """Go to the line of a place in a block, and unfold everything if that line is hidden."""
         y = self._line_of(key, at)
         if y is None and not self.is_whole:
             self.unfold()

@@ -137,7 +137,7 @@ async def told(
 
 
 async def stream(response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted) -> None:
-    """Server-sent events. What goes wrong now can only be told as one of them; then `[DONE]` is missing."""
+    """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
     try:
         async with aclosing(generation.pieces()) as all_pieces:
             async for pieces in all_pieces:

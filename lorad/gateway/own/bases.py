@@ -28,7 +28,7 @@ class Base:
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
 
     def _token_text(self, token: int) -> str:
-        """Of one token alone; a part of a character is U+FFFD."""
+        """Return the text of one token alone; a part of a character is U+FFFD."""
         return self.tokenizer.decode([token], skip_special=False)
 
 

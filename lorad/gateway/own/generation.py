@@ -96,7 +96,7 @@ class Generation:
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """As many at once as the pool sent. Closed early, the pool ends the request. Raises what the pool raises."""
+        """Yield the pieces that the pool sent together. Closing early ends its request. Raises what the pool raises."""
         async with aclosing(self.items):
             item = self.first
             while isinstance(item, Chunks):
@@ -130,8 +130,10 @@ class Generator:
     peers: Peers
 
     async def open(self, wish: Wish, asked: Asked, counted: Counted) -> Generation:
-        """With the pool's first word. When the version is not there (any more), the name is looked up once more, as
-        nothing has been sent. Raises ApiError and LoradError."""
+        """Start a generation and return once the pool has sent its first item.
+
+        If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError, LoradError.
+        """
         served, meant = await self.resolver.find(asked.meant or wish.model), asked.meant
         try:
             return await self._begin(served, wish, asked, counted)

@@ -45,7 +45,7 @@ def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
 
 
 def message(given: dict[str, Any]) -> dict[str, Any]:
-    """With its content as one string. Raises ApiError for what is no text."""
+    """Return a message with its content as one string. Raises ApiError if the content is not text."""
     if not isinstance(given.get("role"), str):
         raise refused("messages", "every message needs a role.")
     for key in ("tool_calls", "function_call", "audio"):
@@ -83,7 +83,7 @@ def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: i
 
 
 def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
-    """With a seed, completion i of any prompt has the seed + i, whatever else is asked for."""
+    """Return the prompts with their seeds. If a seed is given, completion i of any prompt has seed + i."""
     first = secrets.randbits(64) if wish.seed is None else wish.seed
     step = 0 if wish.seed is not None else wish.n
     return [

@@ -1,4 +1,4 @@
-"""From the name in a request to a version and the pool that serves it."""
+"""Finds the version that a name in a request means, and the pool that serves it."""
 
 from __future__ import annotations
 

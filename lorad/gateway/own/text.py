@@ -1,4 +1,4 @@
-"""From tokens as they come to text that never has half a character, nor anything from a stop string on."""
+"""Turns tokens, as they come, into text that never has half a character or anything from a stop string on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST_PENDING = 16  # tokens; no character is made of so many: what they say is n
 
 
 class Detokenizer:
-    """Text of one completion, piece by piece; the pieces together are what its tokens say.
+    """Decodes one completion piece by piece; the pieces together are the text of its tokens.
 
-    Tokens are decoded behind those before them, as some tokenizers begin a text otherwise than they go on; a window
-    that slides along the text, as text-generation-inference and vLLM have it.
+    Tokens are decoded together with those before them, as some tokenizers treat the beginning of a text differently.
+    As in text-generation-inference and vLLM, a window slides along the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -23,7 +23,7 @@ class Detokenizer:
         self._pending: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
-        """What can be told now; "" while a character is incomplete."""
+        """Return the text that is complete now; "" while a character is incomplete."""
         told = []
         for token in tokens:
             self._pending.append(token)
@@ -53,7 +53,7 @@ class StopCutter:
         self.is_cut = False
 
     def add(self, text: str) -> str:
-        """What of the text so far can be told now."""
+        """Return the text that can be sent now."""
         if self.is_cut:
             return ""
         self._held += text

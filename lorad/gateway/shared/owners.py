@@ -56,8 +56,10 @@ class Owners:
 
     @asynccontextmanager
     async def asked(self, way: Way, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer as it comes; left early, the connection is closed, and the pool told. Raises PoolLost (it is not
-        up, or went away), and what the daemon raises."""
+        """Yield the answer as it comes; leaving early closes the connection and ends the request in the pool.
+
+        Raises PoolLost if the gateway is not up or went away, and what the daemon raises.
+        """
         try:
             response = await self._post(way, path, body)
         except aiohttp.ClientConnectorError as error:
