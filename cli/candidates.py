@@ -106,7 +106,7 @@ def adapters(ctx: Any, incomplete: str) -> list[str]:
 
 
 def files(before: str, value: str) -> list[str]:
-    """What lies where a path begins; shells know only words that are paths as a whole."""
+    """Complete a path; shells complete only words that are paths as a whole."""
     directory, start = os.path.split(value)
     found = sorted(Path(directory or ".").expanduser().iterdir())
     shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:MOST]

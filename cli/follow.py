@@ -82,7 +82,7 @@ class Lines(Silent):
 
 
 class Live(Silent):
-    """One line with a bar and the figures of the last step, and above it the evaluations as they come."""
+    """Shows one line with a bar and the figures of the last step, and above it the evaluations as they come."""
 
     def __init__(self) -> None:
         from rich.console import Console

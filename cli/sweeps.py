@@ -80,7 +80,7 @@ def rows(sweep: Sweep) -> list[tuple[str, ...]]:
 
 
 def stopped(sweep: Sweep, run: SweepRun) -> str:
-    """Why a run was stopped before its time: the rung that did it, else what its driver said."""
+    """Return why a run was stopped early: the rung that did it, or else what its driver said."""
     if run.reason != "stopped":
         return ""
     for rung in sweep.rungs:

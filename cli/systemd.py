@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def next_commands(self) -> list[list[str]]:
-        """What lets systemd take it up."""
+        """Return the commands with which systemd starts the unit."""
         return [[*self.systemctl, "daemon-reload"], [*self.systemctl, "enable", "--now", "lorad"]]
 
     def text(self, environment: Mapping[str, str]) -> str:

@@ -77,7 +77,7 @@ class LoradApp(App[None]):
         self.lost, self.user = message.lost, message.user
 
     def may_act(self, owner: str | None) -> bool:
-        """On what belongs to `owner`; the daemon has the last word."""
+        """Whether the user may act on what belongs to `owner`; the daemon has the last word."""
         return owner is None or self.user is None or owner == self.user
 
     # -- ways to screens ---------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class LoradApp(App[None]):
         self.theme = themes.next_name(self.theme)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the palette offers: what can be done to what is chosen, the screens, then Textual's own."""
+        """Offer actions on what is chosen, then the screens, then Textual's own commands."""
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
                 if targets := [one for one in screen.targets(action.on) if screen.state(one) not in action.over_when]:

@@ -41,7 +41,7 @@ class Source:
 
     @property
     def texts(self) -> Texts:
-        """What stands in the fields at first."""
+        """Return the initial texts of the fields."""
         return {key: first_text(key, self.given[key]) if key in self.given else "" for key in self.keys}
 
 
@@ -68,7 +68,7 @@ class Draft:
 
 
 def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
-    """What fields and further settings make together; settings win."""
+    """Combine fields and further settings; settings win."""
     values, wrong = Flat(), dict[str, str]()
     for key, text in texts.items():
         if text.strip():
@@ -115,7 +115,7 @@ def in_words(error: SpecError | ValueError) -> str:
 
 # -- the shell's way to it ---------------------------------------------------------------------------------------------
 def command(source: Source, values: Flat, here: Path) -> str:
-    """One line that starts the same run."""
+    """Return the command line that starts the same run."""
     if source.command:
         changed = [*words(overrides(source.given, values))]
         return " ".join([source.command, *map(shlex.quote, changed)])
@@ -125,7 +125,7 @@ def command(source: Source, values: Flat, here: Path) -> str:
 
 
 def overrides(before: Flat, after: Flat) -> Flat:
-    """What turns `before` into `after`, where a key that is gone becomes its default."""
+    """Return the overrides that turn `before` into `after`; a key that is gone becomes its default."""
     gone = {key: DEFAULTS.get(key) for key in before if key not in after and before[key] != DEFAULTS.get(key)}
     changed = {key: value for key, value in after.items() if before.get(key, DEFAULTS.get(key)) != value}
     return flat(nested({**gone, **changed}))

@@ -132,7 +132,7 @@ class Feed:
         self._tell(None, urgent=True)
 
     def freeze(self, frozen: bool) -> None:
-        """What is shown stays as it is, until it is thawed: then all that changed meanwhile is read."""
+        """Keep what is shown as it is until it is thawed; then all that changed meanwhile is read."""
         with self._news:
             self._frozen = frozen
             self._news.notify_all()
@@ -194,7 +194,7 @@ class Feed:
         return self._closed.is_set() or bool(self._changes and self._view and (self._urgent or not self._frozen))
 
     def _taken(self) -> Changes:
-        """What happened until now, from here on the reader's."""
+        """Return the changes until now, which belong to the reader from here on."""
         if self._view is None or (self._frozen and not self._urgent):
             return Changes()
         changes, now = self._changes, time.monotonic()
@@ -218,7 +218,7 @@ class Feed:
 
 
 def restricted(status: Status) -> str | None:
-    """Who may act on what is theirs alone; None: on everything, also where an older daemon does not say."""
+    """Return the user who may only act on things of their own, or None; also None if an older daemon does not say."""
     return None if status.caller.admin else status.caller.user
 
 

@@ -289,5 +289,5 @@ HELP: dict[str, list[BindingType]] = {
 
 
 def ids() -> Iterable[str]:
-    """What `tui.keymap` may name."""
+    """Return the ids that `tui.keymap` may name."""
     return (key.id for keys in (*HELP.values(), OVER, PROMPT) for key in keys if isinstance(key, Binding) and key.id)

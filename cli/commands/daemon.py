@@ -61,7 +61,7 @@ def stop(
 
 
 def stays(pool: StayingPool) -> str:
-    """Why a pool is still up, and for how long."""
+    """Say why a pool is still up, and for how long."""
     if pool.runs:
         return f"Pool {pool.pool} stays up while {', '.join(pool.runs)} works, then {duration(pool.seconds)}."
     if pool.serves:

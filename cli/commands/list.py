@@ -27,7 +27,7 @@ def show(client: Client, runs: list[Run], everything: bool) -> None:
 
 
 def show_troubles(troubles: list[str]) -> None:
-    """One line on stderr, so that nobody who reads the table misses it, and no program that does is disturbed."""
+    """Print one line on stderr, where readers of the table see it and programs are not disturbed."""
     if troubles:
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
         print(printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr)

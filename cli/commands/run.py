@@ -90,7 +90,7 @@ def run(
 
 
 def together(values: list[str] | None) -> str | None:
-    """What an option that may be given several times says: names with commas, or the one list in brackets."""
+    """Join the values of an option that was given several times: names with commas, or the one list in brackets."""
     if not values or len(values) == 1:
         return values[0] if values else None
     return ",".join(value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values)

@@ -59,7 +59,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 
 def spec_lines(spec: dict[str, Any]) -> list[str]:
-    """What differs from the defaults, as one can type it for `lorad run`."""
+    """Return what differs from the defaults, in the form that `lorad run` takes."""
     from lorad.tui.spec_lines import differing, flat
 
     return [
@@ -86,12 +86,12 @@ def why(attempt: Attempt) -> str:
 
 
 def reference(told: Reference | None) -> str | None:
-    """What KL is measured against, unless that is the base."""
+    """Say what KL is measured against, unless that is the base."""
     return f"KL is to {told.name}, sha256 {told.sha256[:12]}" if told else None
 
 
 def trainable(told: Trainable | None) -> str | None:
-    """How much of the model learns."""
+    """Say how much of the model learns."""
     if not told:
         return None
     share = "" if told.share is None else f" ({told.share:.2%} of all parameters)"

@@ -80,7 +80,7 @@ def sweep(
 
 
 def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> dict[str, Any] | None:
-    """What is said about halving. Raises SpecError."""
+    """Read the options of halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
     try:

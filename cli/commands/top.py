@@ -70,7 +70,7 @@ def top(
 
 
 class Look(NamedTuple):
-    """What there was at one moment."""
+    """A snapshot of what `lorad top` shows."""
 
     status: Status
     runs: list[Run]
@@ -80,7 +80,7 @@ class Look(NamedTuple):
 
 
 def look(client: Client, limits: AlarmLimits) -> tuple[Look, Sequence[Alarm]]:
-    """One after the other: together they take a few milliseconds."""
+    """Take a snapshot. The requests run one after the other, as together they take a few milliseconds."""
     runs = sorted(client.list(limit=MOST), key=lambda run: ORDER.index(run.state))
     found = Look(client.status(), runs, client.pools(), client.devices(), time.time())
     return found, alarms(runs, limits, found.at, pools=found.pools, devices=found.devices, status=found.status)
@@ -132,7 +132,7 @@ def headline(found: Look) -> str:
 
 
 def run_cells(run: Run) -> Sequence[object]:
-    """In the order of RUNS."""
+    """Return the cells of a run in the order of RUNS."""
     name, state, step, reward, evals, version, rate, owner, age, why = run_row(run)
     return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.recent, SPARK), why
 

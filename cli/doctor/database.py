@@ -57,7 +57,7 @@ def repair(home: Home) -> dict[str, Any]:
 
 
 def told(home: Home, what: str) -> dict[str, Any]:
-    """What the daemon's own code says of a home that has no daemon. Raises IntegrityError."""
+    """Run the daemon's own code on a home that has no daemon, and return what it says. Raises IntegrityError."""
     environment = os.environ | {"LORAD_HOME": str(home.root)}
     command = [sys.executable, "-m", "lorad.daemon", what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

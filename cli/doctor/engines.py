@@ -60,7 +60,7 @@ def lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of it is left, the server included."""
+    """End the probe with everything it started, the server included."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

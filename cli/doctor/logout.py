@@ -49,7 +49,7 @@ def own_name() -> str:
 
 
 def kills_processes(root: Path, user: str) -> Setting | None:
-    """Why the last logout ends what `user` started in sessions; None where it does not."""
+    """Return why the last logout ends what `user` started in sessions, or None if it does not."""
     settings = read_settings(root)
     kills = settings.get("KillUserProcesses", Setting("yes", ""))  # as systemd comes; most distributions turn it off
     spared = settings.get("KillExcludeUsers", Setting("root", "")).value.split()
@@ -79,7 +79,7 @@ def read_settings(root: Path) -> dict[str, Setting]:
 
 
 def drop_ins(root: Path) -> list[Path]:
-    """One of a name hides those of the places after it."""
+    """Return the drop-ins; one hides those of the same name in later places."""
     found: dict[str, Path] = {}
     for place in reversed(PLACES):
         found |= {path.name: path for path in (root / place / "systemd/logind.conf.d").glob("*.conf")}

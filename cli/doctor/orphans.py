@@ -1,4 +1,4 @@
-"""What `lorad doctor` says of processes that outlived their run or pool."""
+"""The check of `lorad doctor` for processes that outlived their run or pool."""
 
 from __future__ import annotations
 

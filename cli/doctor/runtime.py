@@ -79,7 +79,7 @@ def cpus(machine: Machine) -> str:
 
 
 def in_words(told: Runtime | None) -> str:
-    """What a pool was started with."""
+    """Describe what a pool was started with."""
     if told is None:
         return "started by an earlier lorad, which wrote nothing down"
     why = words(told.reasons["threads"])

@@ -35,7 +35,7 @@ class Access:
         self._digests: Digests = {}
 
     def owner(self, request: web.Request) -> str:
-        """Who asks. Raises ApiError 401 and 403."""
+        """Return who asks. Raises ApiError 401 and 403."""
         peer: socket.socket | None = request.transport.get_extra_info("socket") if request.transport else None
         if peer is None:
             raise ApiError(400, "The connection is gone.")

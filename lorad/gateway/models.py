@@ -1,4 +1,4 @@
-"""What is served, as OpenAI lists models: from the table alone."""
+"""Lists what is served in the form of OpenAI's models, from the table alone."""
 
 from __future__ import annotations
 

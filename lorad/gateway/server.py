@@ -42,7 +42,7 @@ async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
 async def listening(
     app: web.Application, path: Path, bounds: Bounds, *, mode: int = 0o600, port: int | None = None
 ) -> AsyncIterator[None]:
-    """At the end it takes no more requests, and lets those that are under way end."""
+    """Serve until the context ends; then take no more requests, and let those under way finish."""
     runner = bounded(app, handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     door = Doorkeeper(runner.server, bounds)

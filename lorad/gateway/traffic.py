@@ -36,7 +36,7 @@ Clock = Callable[[], float]
 
 
 class PerSecond:
-    """What was counted in each of the last WINDOW seconds."""
+    """Counts for each of the last WINDOW seconds."""
 
     def __init__(self) -> None:
         self._counts, self._second = [0] * int(WINDOW), 0
@@ -123,7 +123,7 @@ class Traffic:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing that was counted leaves the window any more, so that figures stay as they are."""
+        """Whether everything counted has left the window, so that figures stay as they are."""
         return self.clock() - self._touched > WINDOW + 2 * PERIOD
 
     def told(self) -> Told:

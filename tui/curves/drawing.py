@@ -53,7 +53,7 @@ class Plot:
 
 
 class Stroke(NamedTuple):
-    """What one column of dots holds."""
+    """The part of a curve in one column of dots."""
 
     column: int
     first: float
@@ -183,7 +183,7 @@ def _axes(picture: Picture, plot: Plot, up: Scale) -> None:
 
 
 def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
-    """Where round numbers stand, and how they are written."""
+    """Return where round numbers stand, and how they are written."""
     if plot.log:
         at = decades(low, high, rows // 3)
         return at, [bare(10.0**value) for value in at]
@@ -215,7 +215,7 @@ def _outside(picture: Picture, of: list[Stroke], up: Scale) -> None:
 
 
 def _letters(picture: Picture, drawn: list[tuple[Curve, list[Stroke]]], up: Scale) -> None:
-    """On each curve, near its end, each at a place of its own: which run it is of."""
+    """Put the letter of its run on each curve near its end, each at a place of its own."""
     for curve, of in drawn:
         if curve.letter and not curve.ground:
             here = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]

@@ -34,7 +34,7 @@ TAILS = (None, 1000, 200, 50)
 
 @dataclass
 class Look:
-    """How curves are looked at."""
+    """The settings of how curves are shown."""
 
     smooth: float = 0.6  # as TensorBoard begins
     log: bool = False
@@ -112,7 +112,7 @@ def nearby(metric: str, track: Track, step: int | None) -> float | None:
 
 
 def legend(runs: Sequence[str], colors: Sequence[str], has_evals: bool) -> Text:
-    """Which line is whose."""
+    """Return the line that says which curve belongs to which run."""
     told = Text(no_wrap=True, overflow="ellipsis")
     for place, run in enumerate(runs):
         line = "".join("─" if cell == "1" else " " for cell in (DASHES[place] * 6)[:6])

@@ -149,7 +149,7 @@ class Track:
 
 @dataclass
 class Detail:
-    """More of the steps first..last of a run."""
+    """The steps first..last of a run at a finer grain."""
 
     first: int
     last: int

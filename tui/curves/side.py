@@ -1,4 +1,4 @@
-"""Beside the curves: the figures of a step and, where it is high enough, where its seconds went."""
+"""The column beside the curves: the figures of a step and, if there is room, where its seconds went."""
 
 from __future__ import annotations
 

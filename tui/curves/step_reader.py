@@ -37,7 +37,7 @@ class Part:
         return bool(self.reset or self.steps or self.evals or self.detail or self.finer or self.gone)
 
     def applied(self, track: Track | None) -> Track:
-        """What is known of the run now."""
+        """Return the track with this part applied, or a new one if there is none or the part resets it."""
         if track is None or self.reset:
             track = Track(self.every)
         if self.every > track.every:

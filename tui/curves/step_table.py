@@ -76,7 +76,7 @@ def row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
 
 
 def value(number_: float | None, digits: int | None) -> str:
-    """At most 8 characters; without `digits` as many as matter."""
+    """Format a value in at most 8 characters; without `digits`, with as many digits as matter."""
     if number_ is None:
         return "-"
     text = short(number_) if digits is None or number_ != number_ else number(number_, digits)

@@ -1,4 +1,4 @@
-"""What the curves tab is about, without Textual: which runs, which metrics, which steps, and where the cursor is."""
+"""The state of the curves tab, without Textual: which runs, which metrics, which steps, and where the cursor is."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Scene:
         return self.look.window.bounds(*self.ends())
 
     def near(self, step: int) -> Track:
-        """What is known best about a step of `run`."""
+        """Return the track with the best data on a step of `run`."""
         low, high = self.bounds()
         return self.track.within(low, high) if low <= step <= high else self.track
 

@@ -54,7 +54,7 @@ def busy(device: Device) -> str:
 
 
 def holder(device: Device) -> str:
-    """Who leases it, and since when."""
+    """Say who leases a device, and since when."""
     lease = device.lease
     if not lease:
         return device.pool or ""
@@ -117,13 +117,13 @@ def event_line(event: Event) -> Text:
 
 
 def clock(event: Event) -> str:
-    """When, today by the minute, before that by the day."""
+    """Format a time: today by the minute, before that by the day."""
     then, now = time.localtime(event.at), time.localtime(time.time())
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%b %d  ", then)
 
 
 def alarms_line(alarms: Sequence[Alarm]) -> Text:
-    """How many, and as many of the worst as there is room for."""
+    """Say how many alarms there are, with as many of the worst as there is room for."""
     parts = Text("  ·  ").join(alarm_text(alarm) for alarm in alarms[:9])
     return Text.assemble((counted(len(alarms), "alarm"), "bold"), "  ", parts)
 

@@ -158,7 +158,7 @@ def cell(text: str, style: str = "") -> Text:
 
 
 def values(run: Run) -> dict[str, Any]:
-    """What columns are ordered by."""
+    """Return the values that columns are ordered by."""
     return {
         "name": run.name,
         "state": run.reason or run.state,

@@ -162,7 +162,7 @@ class Dashboard(Base):
 
     # -- what keys act on ----------------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
-        """In another pane, the run or the pool that the row under the cursor is about."""
+        """Return the chosen things; in another pane, the run or the pool that its row is about."""
         pane = self.focused
         if on == "pool":
             pool = pane.pool(pane.key or "") if isinstance(pane, Pane) else None

@@ -72,7 +72,7 @@ class Board:
         self._listed, self._told, self._minute = 0.0, Snapshot(), 0
 
     def read(self, client: Client, changes: Changes) -> Snapshot | None:
-        """What is so now; None when nothing of it changed."""
+        """Return the current snapshot, or None when nothing in it changed."""
         everything, names = changes.everything, self._names(changes)
         if everything or len(names) > NAMES or time.monotonic() - self._listed > LISTED:
             self._list(client)
@@ -88,7 +88,7 @@ class Board:
 
     # -- runs ------------------------------------------------------------------------------------------------------
     def _names(self, changes: Changes) -> list[str]:
-        """What to ask for: runs that something happened to, and with a tick those of which it may have."""
+        """Return the names to ask for: runs with events, and with a tick those that may have changed without one."""
         names = list(changes.kinds)
         if changes.tick:
             passing = [name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds]
@@ -101,7 +101,7 @@ class Board:
         self._listed = time.monotonic()
 
     def _same(self, run: Run) -> Run:
-        """What was known before if nothing of it changed: who shows it needs only look whether it is the same."""
+        """Return the known run if nothing in it changed, so that views can compare by identity."""
         before = self._runs.get(run.name)
         return before if before == run else run
 
@@ -143,7 +143,7 @@ class Board:
         return told
 
     def _held(self, found: list[Alarm]) -> list[Alarm]:
-        """What one step raises and the next one does not stays for a while: nobody reads what blinks."""
+        """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what blinks."""
         now, there = time.monotonic(), {(alarm.kind, alarm.subject) for alarm in found}
         self._raised |= {(alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in PER_STEP}
         self._raised = {
@@ -160,7 +160,7 @@ def has_ended(run: Run) -> bool:
 
 
 def place(run: Run) -> tuple[bool, float]:
-    """What runs are ordered by."""
+    """Return the key by which runs are ordered."""
     return has_ended(run), -run.created_at
 
 

@@ -81,7 +81,7 @@ def absolute(typed: str) -> Path:
 
 
 def lost_by_writing(path: Path) -> str:
-    """In words; "" where nothing is there. Raises Conflict for what is no file."""
+    """Describe what writing would replace; "" if nothing is there. Raises Conflict if it is not a file."""
     try:
         there = path.stat()
     except OSError:

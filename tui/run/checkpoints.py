@@ -122,5 +122,5 @@ def cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
 
 
 def values(one: Checkpoint) -> dict[str, float | None]:
-    """What the table orders by."""
+    """Return the values that the table is ordered by."""
     return {"step": one.step, "size": one.bytes, "age": -one.created_at}

@@ -156,7 +156,7 @@ def cells(event: Event) -> Cells:
 
 
 def what(event: Event) -> str:
-    """In words; of a step its main figures too."""
+    """Describe an event; for a step with its main figures."""
     metrics = event.data.get("metrics")
     if event.kind != "step" or not isinstance(metrics, dict):
         return told(event)

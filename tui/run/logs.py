@@ -1,4 +1,4 @@
-"""What the processes of a run print: one of them at a time, followed, and filtered line by line."""
+"""Shows what the processes of a run print: one of them at a time, followed, and filtered line by line."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Logs(RunTab):
         self._tell()
 
     def _tell(self) -> None:
-        """Which process, whether it is followed, how much there is."""
+        """Show which process it is, whether it is followed, and how much there is."""
         lines, view = self._lines, self.query_one(LogView)
         line = self.query_one(Sources)
         line.names = self._sources if self._of in self._sources else [*self._sources, self._of]

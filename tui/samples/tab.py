@@ -144,7 +144,7 @@ class Samples(RunTab):
         self._draw_text()
 
     def _draw_text(self) -> None:
-        """Only when it is another one."""
+        """Draw the text, only if it is another one."""
         group, step = self.group, self._step
         beside = (self._beside_step, self._word_by_word) if self._is_beside else None
         wanted = (step.attempt, step.number, step.words, group and group.id, self._by, beside)

@@ -125,7 +125,7 @@ def _prompts(before: Side, after: Side) -> Section:
 
 
 def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> Section:
-    """What only one of them has is underlined. is_second: which of them has a key, its place."""
+    """Return two texts with what only one of them has underlined. is_second: which of them has a key, its place."""
     pieces, blocks = text_diff.words(*texts), list[Block]()
     for side, (left_out, style) in enumerate(((text_diff.NEW, "underline red"), (text_diff.GONE, "underline green"))):
         spans = _spans([piece for piece in pieces if piece.op != left_out], style)

@@ -55,11 +55,11 @@ class Base(Screen[None]):
         raise NotImplementedError
 
     def targets(self, on: str) -> list[str]:
-        """What an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
+        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
         raise NotImplementedError
 
     def owner(self, target: str) -> str | None:
-        """Whose a target is, as far as the screen knows."""
+        """Return the owner of a target, as far as the screen knows."""
         return None
 
     def has(self, target: str) -> bool:
@@ -71,7 +71,7 @@ class Base(Screen[None]):
         return ""
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        """What stands in the fields of an action at first."""
+        """Return the initial texts of an action's fields."""
         return {}
 
     def read(self, client: Client, changes: Changes) -> Any | None:
@@ -209,7 +209,7 @@ class Base(Screen[None]):
             raise LoradError(f"{some}{refused.message}", hint=refused.hint)
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """What `offer` compares with: as long as the same is chosen, what was done stays on the status line."""
+        """Return what `offer` compares with: the status line keeps a result as long as the same things are chosen."""
         return tuple(targets)
 
     # -- ways to other screens --------------------------------------------------------------------------------------

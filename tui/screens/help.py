@@ -121,7 +121,7 @@ def found(words: Sequence[str], keymap: Mapping[str, str]) -> Sections:
 
 
 def searched(heading: str, key: Binding, keymap: Mapping[str, str]) -> str:
-    """What a search looks through."""
+    """Return the text that a search looks through."""
     return f"{heading} {typed(key, keymap)} {meaning(key)} {key.id}".casefold()
 
 
@@ -157,7 +157,7 @@ def key_name(key: str) -> str:
 
 
 def meaning(binding: Binding) -> str:
-    """What an action does; of the others their description."""
+    """Return what an action does; for other keys, their description."""
     verb = binding.action.partition("'")[2].rstrip("')")
     action = ACTIONS.get(verb)
     return f"{binding.description}: {action.says[0].lower()}{action.says[1:]}" if action else binding.description

@@ -40,7 +40,7 @@ class Answered(Message):
 
 
 class Side(Vertical):
-    """What one version says."""
+    """The answers of one version."""
 
     DEFAULT_CSS = """
     Side { width: 1fr; height: 100%; }
@@ -70,7 +70,7 @@ class Side(Vertical):
         self.draw()
 
     def draw(self) -> None:
-        """How long it takes."""
+        """Show how long the answer has taken so far."""
         if self.since is not None:
             waited = time.monotonic() - self.since
             self.head.say(Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s"))
@@ -180,7 +180,7 @@ class Chat(Vertical):
         self.query_one("#prompt", Input).focus()
 
     def suggest(self, names: Iterable[str]) -> None:
-        """What targets are completed from."""
+        """Set what targets are completed from."""
         known = SuggestFromList(names, case_sensitive=True)
         for side in SIDES:
             self.query_one(f"#{side}", Input).suggester = known
@@ -259,7 +259,7 @@ class Chat(Vertical):
             side.draw()
 
     def _rest(self) -> None:
-        """Nothing moves while nothing is awaited."""
+        """Pause the timer if no answer is pending."""
         if self._timer is not None and not self.is_waiting:
             self._timer.pause()
 

@@ -11,7 +11,7 @@ Piece = tuple[int, int]  # begin and end of a line
 
 
 def folded(text: str, width: int) -> Iterator[Piece]:
-    """At line ends and spaces, and within words that are longer than a line."""
+    """Fold text at line ends and spaces, and within words that are longer than a line."""
     width = max(width, 2)
     start = 0
     while True:
@@ -41,7 +41,7 @@ def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[Piece]:
 
 
 def fitting(text: str, width: int) -> int:
-    """How many characters fit, at least one if there is one."""
+    """Return how many characters fit, at least one if there is one."""
     if text[:width].isascii():
         return min(len(text), width)
     low, high = 1, len(text)  # so many fit, more do not

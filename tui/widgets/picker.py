@@ -1,4 +1,4 @@
-"""One of many, by typing a part of its name."""
+"""Picks one of many by typing a part of its name."""
 
 from __future__ import annotations
 

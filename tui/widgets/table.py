@@ -91,7 +91,7 @@ class Rows(Lines):
         return " · ".join(parts)
 
     def cells(self, key: str) -> Cells:
-        """What a row of the page shows."""
+        """Return the cells of a row of the page."""
         return self._shown[key]
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Rows(Lines):
         self.moved()
 
     def _row(self, name: str) -> Cells:
-        """What is to be shown of it; the same object as before where nothing changed."""
+        """Return the cells of a row; the same object as before if nothing changed."""
         given, is_marked = self._given[name], name in self.marked
         made, before = self._made.get(name), self._shown.get(name)
         self._made[name] = given, is_marked

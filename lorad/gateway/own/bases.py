@@ -1,4 +1,4 @@
-"""What a base model needs to be spoken to: its tokenizer and its limits. And the connections to pools."""
+"""What the gateway needs to use a base model: its tokenizer, its limits, and the connections to pools."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Base:
 
 
 class Bases:
-    """One for each directory, read when it is first asked for."""
+    """Keeps one base for each directory, read when it is first asked for."""
 
     def __init__(self) -> None:
         self._reading: dict[str, asyncio.Task[Base]] = {}
@@ -54,7 +54,7 @@ class Peer:
 
 
 class Peers:
-    """One connection to each pool, made when it is first needed and again after it was lost."""
+    """Keeps one connection to each pool, opened when first needed and again after it was lost."""
 
     def __init__(self) -> None:
         self._opening: dict[str, asyncio.Task[Peer]] = {}

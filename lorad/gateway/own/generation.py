@@ -36,7 +36,7 @@ class Token(NamedTuple):
 
 
 class Piece(Struct, frozen=True):
-    """Some more of completion `index`. finish: stop or length, of its last piece."""
+    """More text of completion `index`. finish: `stop` or `length`, set on its last piece."""
 
     index: int
     text: str
@@ -46,7 +46,7 @@ class Piece(Struct, frozen=True):
 
 @dataclass
 class Completion:
-    """One of those that a request asked for."""
+    """One of the completions that a request asked for."""
 
     index: int
     base: Base

@@ -62,7 +62,7 @@ def message(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: int) -> int:
-    """How many to make at most. Raises ApiError when they do not fit behind the prompts."""
+    """Return how many tokens to make at most. Raises ApiError if they do not fit behind the prompts."""
     limit, longest = min(limit, base.max_positions), max(map(len, tokens))
     if min(map(len, tokens)) < 1:
         raise refused("prompt", "a completion begins with at least one token.")

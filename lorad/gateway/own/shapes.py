@@ -45,7 +45,7 @@ class Shape(ABC):
         return [{**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices]
 
     def last(self) -> list[Json]:
-        """After all pieces."""
+        """Return the chunks that follow all pieces."""
         if not self._tells_usage:
             return []
         return [{**self._about, "object": self.chunk_object, "choices": [], "usage": self._generation.usage}]

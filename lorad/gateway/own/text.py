@@ -31,7 +31,7 @@ class Detokenizer:
         return "".join(told)
 
     def rest(self) -> str:
-        """What is left when there are no more tokens."""
+        """Return the text that is left when there are no more tokens."""
         return self._tell(is_last=True)
 
     def _tell(self, *, is_last: bool) -> str:
@@ -71,5 +71,5 @@ class StopCutter:
 
 
 def beginning(text: str, stop: str) -> int:
-    """How many of the last characters of `text` are the first of `stop`."""
+    """Return how many of the last characters of `text` are the first of `stop`."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

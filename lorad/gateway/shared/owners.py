@@ -102,7 +102,7 @@ class Owners:
         return session
 
     async def _up(self, way: Way) -> None:
-        """Until it answers. Raises PoolLost when that takes too long."""
+        """Wait until the gateway answers. Raises PoolLost if that takes too long."""
         waking = self._waking.get(way.owner_uid)
         if waking is None:
             waking = self._waking[way.owner_uid] = asyncio.create_task(self._wake(way))
