@@ -1,7 +1,7 @@
-"""What can stand in an argument, for the shell's completion: asked of a daemon that answers at once, else nothing.
+"""Candidates for the shell's completion, from a daemon that answers at once, or else none.
 
-Each function is an `autocompletion` of typer: (context, what is typed so far) to words. What ends in `=` or `/` goes
-on; FILE and DIR after a word leave it to the shell.
+Each function is an `autocompletion` of typer: (context, what is typed so far) to words. A word that ends in `=` or `/`
+can be continued; FILE and DIR after a word leave it to the shell.
 """
 
 from __future__ import annotations

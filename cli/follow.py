@@ -36,7 +36,7 @@ def _watch(client: Client, name: str, view: Silent) -> RunDetails:
     while True:
         try:
             run = client.show(name)
-            if step is None or run.attempt != attempt:  # what an earlier attempt did is not told again
+            if step is None or run.attempt != attempt:  # what an earlier attempt did is not printed again
                 attempt, step = run.attempt, run.step
                 evaluated = step or -1
             step = min(step, run.step)
@@ -72,7 +72,7 @@ class Lines(Silent):
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         state = f"{run.name}: {run.state}" + (f" ({run.waiting})" if run.waiting else "")
-        if state != self._said and run.state not in OVER:  # how it ended is told last, by the verb
+        if state != self._said and run.state not in OVER:  # the verb prints last how it ended
             self._said = state
             note(state)
         for step in steps:

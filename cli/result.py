@@ -1,4 +1,4 @@
-"""How a followed run ended: a sentence, JSON, an exit code."""
+"""Reports how a followed run ended: a sentence, JSON, an exit code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What can be done: the request, the command that does the same, what is asked before, and what came of it.
+"""The actions: the request, the command that does the same, the questions before it, and the message about its result.
 
-Every action of the interface stands here; a screen binds keys to `act('verb')` and says what it would act on.
+Every action of the interface is defined here; a screen binds keys to `act('verb')` and says what it would act on.
 """
 
 from __future__ import annotations
@@ -118,22 +118,22 @@ def is_now(target: str, row: Run) -> str:
 
 OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
 RESUME = (
-    Field("from", "from step", "--from", "a checkpoint's; empty: the newest", whole(0)),
+    Field("from", "from step", "--from", "step of a checkpoint; empty: the newest", whole(0)),
     Field("steps", "steps", "--steps", "the new total; empty: as before", whole(1)),
     OVERRIDES,
 )
 FORK = (
-    Field("name", "name", "--name", "of the new run; empty: RUN-fork"),
-    Field("steps", "steps", "--steps", "that it makes itself; empty: as its parent", whole(1)),
+    Field("name", "name", "--name", "name of the new run; empty: RUN-fork"),
+    Field("steps", "steps", "--steps", "its own steps; empty: as its parent", whole(1)),
     OVERRIDES,
 )
 ALIAS = (Field("alias", "alias", says="made if there is none", check=needed),)
 VERSION = (Field("version", "version", says="run@12, or another alias", check=needed),)
-DIRECTORY = (Field("directory", "directory", says="a new one, for PEFT files", check=needed),)
+DIRECTORY = (Field("directory", "directory", says="a new directory for PEFT files", check=needed),)
 
 
 def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struct], **more: Any) -> Action:
-    """Nothing is typed for it."""
+    """Make an action that needs no input."""
     more.setdefault("line", lambda target, values: command(verb, target))
     more.setdefault("told", is_now)
     return Action(verb, on, says, lambda client, target, values: request(client, target), **more)

@@ -41,7 +41,7 @@ class LoradApp(App[None]):
     CSS_PATH = "lorad.tcss"
     BINDINGS = keys.APP
 
-    lost: reactive[str] = reactive("")  # why there is no daemon, in words
+    lost: reactive[str] = reactive("")  # why there is no daemon
     frozen: reactive[bool] = reactive(False)  # what is shown stays as it is
 
     def __init__(self, client: Client, *, readonly: bool = False, config: Config | None = None) -> None:
@@ -51,7 +51,7 @@ class LoradApp(App[None]):
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.feed = Feed(client, self)
         self._look()
-        self.animation_level = "none"  # each frame of one would cross the line of whoever is far away
+        self.animation_level = "none"  # each frame would be sent to users who are far away
 
     def _look(self) -> None:
         self.register_theme(themes.CONTRAST)

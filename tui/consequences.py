@@ -75,7 +75,7 @@ def of_rollback(client: Client, alias: str, _: Values) -> str:
 
 
 def of_unalias(client: Client, alias: str, _: Values) -> str:
-    return f"Requests for {alias} then fail, as there is no such model. The version stays."
+    return f"From then on requests for {alias} fail: there is no such model. The version stays."
 
 
 def of_end(client: Client, pool: str, _: Values) -> str:

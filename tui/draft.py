@@ -25,8 +25,12 @@ Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 
 @dataclass(frozen=True)
 class Source:
-    """What a form begins with. cwd: where its relative paths begin. command: of the shell, to which overrides are
-    added; "": there is no file of it. note: what else is to be known."""
+    """The start of a form.
+
+    cwd: where its relative paths begin.
+    command: the shell command, to which overrides are added; "" if there is no file for it.
+    note: what else the user should know.
+    """
 
     title: str
     given: Flat
@@ -164,5 +168,5 @@ def wrong_settings(overriding: Sequence[str]) -> str:
         convert(assigned({}, overriding))
     except SpecError as error:
         key, told = blamed(error)
-        return "" if key == "reward" else named(key, told, error.hint)  # what a reward is, the run's spec tells as well
+        return "" if key == "reward" else named(key, told, error.hint)  # the run's spec may define the reward
     return ""

@@ -24,7 +24,7 @@ from lorad.client.shapes import Event
 from lorad.errors import DaemonUnreachable, LoradError
 
 PERIOD = 0.5  # seconds between two readings
-TICK = 2.0  # seconds between two looks at what no event tells
+TICK = 2.0  # seconds between two looks at what has no events
 EVENTS = 200  # of one reading that are kept
 SILENCE = 15.0  # seconds without even an `idle` event: the daemon hangs
 SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the daemon
@@ -32,7 +32,7 @@ SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the 
 
 @dataclass
 class Changes:
-    """What happened since the last reading.
+    """Collects what happened since the last reading.
 
     everything: what happened is unknown, so all may have changed.
     tick: it is time to read what has no events.

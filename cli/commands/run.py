@@ -76,7 +76,7 @@ def run(
     started = client.run(
         text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
     )
-    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` tells them too
+    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
         for warning in client.show(started.name).warnings:
             note(f"warning: {warning}")
     if detach or (as_json and not wait):

@@ -75,7 +75,7 @@ def attempt_in_words(attempt: Attempt) -> str:
         f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
         for key, value in attempt.changed.items()
     )
-    return f"{start}{changed}, {attempt.reason or 'going on'}{why(attempt)}"
+    return f"{start}{changed}, {attempt.reason or 'running'}{why(attempt)}"
 
 
 def why(attempt: Attempt) -> str:

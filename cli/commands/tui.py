@@ -56,8 +56,10 @@ def tui(
 
 @contextlib.contextmanager
 def glance(client: Client, config: Config) -> Iterator[None]:
-    """What `lorad top` says, while the screens are read that take its place: that lasts longer than all else, and on a
-    machine whose cores are taken a second and more."""
+    """Print what `lorad top` shows while the screens are imported that replace it.
+
+    The import takes longer than everything else, on a machine with busy cores a second and more.
+    """
     from lorad.cli.commands import top
 
     found, told = top.look(client, config.alarms)

@@ -29,7 +29,7 @@ def database_checks(home: Home) -> Iterator[Found]:
         report = Client(home).database()
     except DaemonUnreachable:
         report = msgspec.convert(told(home, "--check"), Census)
-    except LoradError:  # a shared daemon tells its admins
+    except LoradError:  # a shared daemon answers only its admins
         return
     bytes_ = home.database.stat().st_size if home.database.exists() else 0
     yield (

@@ -22,7 +22,7 @@ from lorad.errors import LoradError
 
 SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
-Told = tuple[str, str, dict[str, Any]]  # name, in words, as data
+Told = tuple[str, str, dict[str, Any]]  # name, description, data
 
 
 def runtime_checks(home: Home, device: str) -> Iterator[Told]:
@@ -54,7 +54,7 @@ def settings(home: Home) -> RuntimeSettings:
     try:
         return load(home.config).runtime
     except LoradError:
-        return RuntimeSettings()  # another check tells
+        return RuntimeSettings()  # another check reports it
 
 
 def cpu_slots(home: Home) -> int:

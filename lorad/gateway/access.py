@@ -1,5 +1,7 @@
-"""Who may ask: on the socket this user and root, by the kernel's word, or all users where a shared daemon lets all see
-everything; on TCP who has a token, see `lorad/box/tokens.py`.
+"""Decides who may ask.
+
+On the socket that is this user and root, by the kernel's word, or all users if a shared daemon lets all see everything;
+on TCP it is who has a token, see `lorad/box/tokens.py`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 NAMES = 256  # that are counted; of more, those that nobody asked for the longest are forgotten
 RECENT = 256  # answers of a name whose seconds are remembered
 PERIOD = 1.0  # seconds between two files
-LEFT = (asyncio.CancelledError, ConnectionResetError)  # whoever asked went away
+LEFT = (asyncio.CancelledError, ConnectionResetError)  # the client went away
 
 Clock = Callable[[], float]
 

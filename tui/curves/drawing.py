@@ -38,9 +38,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """What is drawn: curves, the first beneath; marks and bad (x without a number) of the first run.
+    """The content of a chart.
 
-    log: y are exponents of ten. spikes: nothing may lie outside.
+    curves: the first one is beneath.
+    marks, bad: of the first run; bad are steps without a number.
+    log: y are exponents of ten.
+    spikes: nothing may lie outside.
     """
 
     curves: Sequence[Curve]

@@ -1,4 +1,4 @@
-"""What of the runs' steps is drawn, and how: metrics, smoothing, windows; and what is said beside it."""
+"""Decides what is drawn of the runs' steps, and how: metrics, smoothing, windows, and the notes beside it."""
 
 from __future__ import annotations
 

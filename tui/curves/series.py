@@ -1,6 +1,8 @@
-"""What is kept of the steps of runs, to draw curves of it: series by metric, smoothed or logarithmic, and the part of
-them that is looked at. Bounded memory for any number of steps: of a long run every n-th step is kept, and in a window
-of it more of them (`Track.detail`)."""
+"""The data behind the curves: series by metric, smoothed or logarithmic, and the window that is shown.
+
+Memory is bounded for any number of steps: of a long run every n-th step is kept, and more of them in a window
+(`Track.detail`).
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Part:
 
 @dataclass
 class Place:
-    """How far a run was read. window: the steps first..last of its detail, every so many of them."""
+    """How far a run was read. window: the steps first..last of its detail, and its stride."""
 
     life: tuple[Any, ...]
     every: int

@@ -1,6 +1,6 @@
-"""What the dashboard knows: runs, pools, devices, the last events, and what calls for a look.
+"""The data of the dashboard: runs, pools, devices, the last events, and what needs attention.
 
-Reading costs as little as can be: all runs once, then those that something happened to. No Textual here.
+It reads as little as possible: all runs once, then those with events. It does not use Textual.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ PASSING = frozenset({"queued", "starting"})  # why they wait changes without an 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """At one moment. runs: newest first, those that ended last. events: those that are not routine, newest first.
-    alarms: worst first."""
+    """The state at one moment.
+
+    runs: newest first, those that ended last.
+    events: those that are not routine, newest first.
+    alarms: worst first.
+    """
 
     runs: tuple[Run, ...] = ()
     pools: tuple[Pool, ...] = ()

@@ -1,4 +1,4 @@
-"""Where the spec of a new run comes from: a template, a file, another run; and where it may be written to."""
+"""Finds the spec that a new run starts from (a template, a file, another run) and the place it may be written to."""
 
 from __future__ import annotations
 

@@ -32,8 +32,12 @@ MOST_SERVERS = 32
 
 
 class Part(NamedTuple):
-    """Some text of the log of process `of`. is_new: it stands for what was shown before. before: bytes of the log that
-    are left out. sources: the processes that have logs."""
+    """A part of the log of process `of`.
+
+    is_new: it replaces what was shown before.
+    before: bytes of the log that are left out.
+    sources: the processes that have logs.
+    """
 
     of: str
     sources: list[str]

@@ -1,4 +1,4 @@
-"""One run: who it is at the top, and tabs of what there is to know about it."""
+"""The screen of one run: a head that describes it, and tabs with everything about it."""
 
 from __future__ import annotations
 

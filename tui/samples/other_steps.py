@@ -98,7 +98,7 @@ def nearby(step: int, newest: int) -> Iterator[int]:
 
 
 class Here(NamedTuple):
-    """What another step is looked at beside of. newest: the run's last step."""
+    """The prompt that another step is compared with. newest: the run's last step."""
 
     step: int
     newest: int

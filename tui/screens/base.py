@@ -116,8 +116,10 @@ class Base(Screen[None]):
 
     # -- the status line -------------------------------------------------------------------------------------------
     def offer(self, line: str, *targets: str) -> None:
-        """How the shell shows what is shown here, until something is done, and as long as that is about the same: of
-        what is gone, what came of it stays until another one is chosen."""
+        """Offer the shell command for what is shown here.
+
+        After an action its result stays on the status line, until another subject is chosen.
+        """
         if self._acted_on and not any(map(self.has, self._acted_on)):
             self._acted_on = targets
         if not self._acted_on or self._acted_on != targets:

@@ -1,4 +1,4 @@
-"""What the chat asks: a prompt for one or two versions, and how it should be answered."""
+"""Asks the questions of the chat: a prompt for one or two versions, and how it should be answered."""
 
 from __future__ import annotations
 

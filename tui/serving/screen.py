@@ -1,4 +1,4 @@
-"""What is served under which name, how much it is asked for, and a chat to try a version beside another."""
+"""Shows what is served under which name and how much it is used, and offers a chat that compares two versions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from textual_serve.download_manager import DownloadManager
 from lorad.text import printable
 
 READY = b"__GANGLION__\n"  # what WebDriver says first
-GRACE = 3.0  # seconds that a process has to end by itself
+GRACE = 3.0  # seconds that a process has to end on its own
 
 
 class Session(AppService):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.cells import cell_len
 
-MOST = 4  # characters to a cell of the width, at most: what takes no room at all goes on in the next line as well
+MOST = 4  # characters to a cell of the width, at most: characters without width continue in the next line
 Piece = tuple[int, int]  # begin and end of a line
 
 

@@ -21,7 +21,7 @@ from lorad.tui.widgets.folding import folded
 BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
 BAR = " │ "
 LEAST, SHARE = 3, 6  # lines that are seen of a block with a name: so many, or this part of the height if that is more
-UNFOLD = "z"  # the key, as it is told
+UNFOLD = "z"  # the key, as it is shown
 
 Span = tuple[int, int, str]  # begin, end, style
 

@@ -1,4 +1,4 @@
-"""One request in the pool: opened for the version that its name means, then pieces of its completions as they come."""
+"""Runs one request in the pool: opens it for the version that its name means, then yields pieces of its completions."""
 
 from __future__ import annotations
 
@@ -112,8 +112,11 @@ class Generation:
 
 
 class Asked(NamedTuple):
-    """What of a request its wish does not say. size: in bytes; meant: the version that its name was found to mean,
-    where that is known."""
+    """Facts about a request that its wish does not have.
+
+    size: in bytes.
+    meant: the version that its name was found to mean, if known.
+    """
 
     tokenize: Tokenize
     logprobs: bool

@@ -15,7 +15,7 @@ from lorad.gateway.params import ChatWish, CompletionWish, Wish
 from lorad.protocol.batch import Prompt
 
 SEEDS = 1 << 64
-DEFAULT_NEW_TOKENS = 16  # of a completion; a chat goes on as long as there is room
+DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there is room
 
 
 def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:

@@ -19,7 +19,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # told already
+        self._context: list[int] = []  # returned already
         self._pending: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
