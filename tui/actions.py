@@ -118,7 +118,7 @@ def is_now(target: str, row: Run) -> str:
 
 OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings)
 RESUME = (
-    Field("from", "from step", "--from", "step of a checkpoint; empty: the newest", whole(0)),
+    Field("from", "from step", "--from", "a checkpoint's; empty: the newest", whole(0)),
     Field("steps", "steps", "--steps", "the new total; empty: as before", whole(1)),
     OVERRIDES,
 )

@@ -124,7 +124,7 @@ class LoradApp(App[None]):
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
             yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
             yield SystemCommand("Copy the command", "The shell's way to what was done last", screen.action_copy)
-        yield SystemCommand("Pause refreshing", "What is shown stays; again to continue", self.action_freeze)
+        yield SystemCommand("Pause refreshing", "Keep what is shown; again to resume", self.action_freeze)
         yield from super().get_system_commands(screen)
 
 
