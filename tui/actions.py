@@ -173,7 +173,7 @@ RUNS = (
     Action(
         "resume",
         "run",
-        "Continue from a checkpoint",
+        "Start from a checkpoint",
         _resume,
         lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
         is_now,

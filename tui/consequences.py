@@ -35,7 +35,7 @@ def of_kill(client: Client, run: str, _: Values) -> str:
     saved, step = newest(client.checkpoints(run)), row.step
     begins = f"its checkpoint of step {saved}" if saved is not None else "the beginning: it has no checkpoint"
     again = f" {steps(saved or 0, step)} done again then." if step > (saved or 0) else ""
-    return f"Its driver is ended at once, in the middle of a step. A resume will start from {begins}.{again}"
+    return f"Its driver is ended at once, in the middle of a step. Resuming will start from {begins}.{again}"
 
 
 def of_resume(client: Client, run: str, values: Values) -> str:
