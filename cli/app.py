@@ -37,7 +37,7 @@ class LazyGroup(TyperGroup):
     """Knows every verb by name and imports one only to run it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As click, with the nearest verbs to one that there is not."""
+        """Resolve a command as click does, but suggest the nearest verbs for an unknown one."""
         verb = args[0]
         if verb in COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
             return super().resolve_command(ctx, args)

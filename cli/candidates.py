@@ -1,7 +1,7 @@
-"""What can stand in an argument, for the shell's completion: asked of a daemon that answers at once, else nothing.
+"""Candidates for the shell's completion, from a daemon that answers at once, or else none.
 
-Each function is an `autocompletion` of typer: (context, what is typed so far) to words. What ends in `=` or `/` goes
-on; FILE and DIR after a word leave it to the shell.
+Each function is an `autocompletion` of typer: (context, what is typed so far) to words. A word that ends in `=` or `/`
+can be continued; FILE and DIR after a word leave it to the shell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Complete = Callable[[Any, str], list[str]]
 
 
 def asked(names: Callable[[Client, Any], Iterable[object]]) -> Complete:
-    """Of those names, the ones that begin as what was typed. A daemon is never started."""
+    """Return a completion that offers the names that begin with what was typed. It never starts a daemon."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
         return [name for name in map(str, names(Client(timeout=SECONDS), ctx)) if name.startswith(incomplete)]
@@ -48,7 +48,7 @@ def steps_of(client: Client, ctx: Any) -> list[int]:
 
 
 def metrics_of(client: Client, ctx: Any) -> list[str]:
-    """Of the last step of the runs that are named already, else of the newest run."""
+    """Return the metrics of the last step of the runs named so far, or else of the newest run."""
     names = ctx.params.get("runs") or run_names(client)[:1]
     found = {"eval"}
     for run in client.named(list(names)):
@@ -106,7 +106,7 @@ def adapters(ctx: Any, incomplete: str) -> list[str]:
 
 
 def files(before: str, value: str) -> list[str]:
-    """What lies where a path begins; shells know only words that are paths as a whole."""
+    """Complete a path; shells complete only words that are paths as a whole."""
     directory, start = os.path.split(value)
     found = sorted(Path(directory or ".").expanduser().iterdir())
     shown = [path for path in found if path.name.startswith(start) and (start or path.name[0] != ".")][:MOST]

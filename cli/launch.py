@@ -60,7 +60,7 @@ def refuse_unusable(home: Home) -> None:
 
 
 def output_of(home: Home) -> IO[bytes]:
-    """Where the daemon prints to: the end of its log, or a file without a name where the log cannot be written."""
+    """Return where the daemon prints to: the end of its log, or a file without a name if the log cannot be written."""
     try:
         return home.daemon_log.open("a+b")
     except OSError:

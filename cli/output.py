@@ -37,7 +37,7 @@ def print_json(data: Any) -> None:
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """With what a terminal does not show as text (8-bit controls, marks of direction) as \\u escapes: the same data."""
+    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction) is escaped as \\u."""
     lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(line if line.isprintable() else "".join(map(escaped, line)) for line in lines)
 
@@ -54,12 +54,12 @@ def print_error(error: LoradError) -> None:
 
 
 def report(text: str) -> None:
-    """One line of what was asked for, on stdout."""
+    """Print one line of the result on stdout."""
     print(printable(text), flush=True)
 
 
 def note(text: str) -> None:
-    """One line for a person, on stderr."""
+    """Print one line for a person on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -81,7 +81,7 @@ def other_version(version: str) -> None:
 
 
 def tell_address(served: Served | Swapped, model: str) -> None:
-    """Where a model is asked, by whom, and a line that asks it."""
+    """Print the URL of a model, who may use it, and a command to try it."""
     if served.url:
         note(f"Base URL: {served.url} (the API key is a token of gateway.tokens)")
     if not served.gateway:

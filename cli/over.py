@@ -1,4 +1,4 @@
-"""pause, stop and kill: ask the daemon, and wait for the run to be over if told to."""
+"""pause, stop and kill: ask the daemon, and with --wait wait until the run is over."""
 
 from __future__ import annotations
 

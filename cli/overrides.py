@@ -16,7 +16,7 @@ DATA_FILES = (".jsonl", ".parquet")
 
 
 def from_here(overrides: Sequence[str]) -> list[str]:
-    """With absolute paths; what is a task, a builtin reward or a hub id stays as it is, and so does all else."""
+    """Make paths absolute; tasks, builtin rewards, hub ids and everything else stay as they are."""
     return [changed(override, Path.cwd()) for override in overrides]
 
 

@@ -1,8 +1,8 @@
 """The unit by which systemd looks after the daemon: its text, where it lies, and the commands about it.
 
-`KillMode=process`: stopping or restarting the unit ends the daemon alone; runs, pools and the gateway go on. So does a
-run that the kernel killed for memory (`OOMPolicy=continue`). A unit holds no secrets: of the environment it takes over
-KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
+`KillMode=process`: stopping or restarting the unit ends the daemon alone; runs, pools and the gateway continue. So
+does a run that the kernel killed for memory (`OOMPolicy=continue`). A unit holds no secrets: of the environment it
+takes over KEPT alone, and reads `daemon.env` of the home, which is its owner's to write.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def next_commands(self) -> list[list[str]]:
-        """What lets systemd take it up."""
+        """Return the commands with which systemd starts the unit."""
         return [[*self.systemctl, "daemon-reload"], [*self.systemctl, "enable", "--now", "lorad"]]
 
     def text(self, environment: Mapping[str, str]) -> str:
@@ -166,7 +166,7 @@ def home_line(home: Path) -> str:
 
 
 def quoted(word: str) -> str:
-    """As systemd.syntax(7) reads it: in double quotes where need be, with its specifiers doubled."""
+    """Quote a word for systemd.syntax(7): in double quotes if needed, with its specifiers doubled."""
     plain = word.replace("%", "%%")
     if plain and not set(plain) & set(" \t\"'\\;"):
         return plain

@@ -39,7 +39,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns stand side by side, how wide each is, and which have lines of their own."""
+    """The columns that stand side by side, their widths, and the columns that have lines of their own."""
 
     beside: list[int]
     widths: dict[int, int]
@@ -53,7 +53,11 @@ def print_table(
     empty: str,
     single: bool = False,
 ) -> None:
-    """On stdout. `empty` is said on stderr when there are no rows; single: no row has a second line."""
+    """Print a table on stdout.
+
+    empty: a note for stderr when there are no rows.
+    single: no row has a second line.
+    """
     found = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if found:
         header, *lines = table_lines(columns, found, terminal_width(), single=single)
@@ -108,7 +112,7 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
 def with_texts(
     columns: Sequence[Column], needs: list[int], kept: list[int], texts: list[int], width: int, *, single: bool
 ) -> Layout:
-    """What is exact stays as it is; a text comes beside it as long as there is room."""
+    """Add text columns beside the exact ones as long as there is room."""
     free, below = width - sum(needs[place] + GAP for place in kept) + GAP, []
     for place in texts:
         if single:
@@ -146,7 +150,7 @@ def beside(row: Sequence[str], layout: Layout) -> list[str]:
 
 
 def fitted(cell: str, width: int) -> str:
-    """Only a text is wider than its column, with `single`: its end goes."""
+    """Pad a cell to the width, or cut its end. Only with `single` can a cell be wider than its column."""
     return padded(cell if cells(cell) <= width else shortened(cell, width), width)
 
 
@@ -205,7 +209,7 @@ def padded(text: str, width: int) -> str:
 
 
 def cells(text: str) -> int:
-    """How wide a terminal draws it."""
+    """Return how many cells a terminal needs for the text."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

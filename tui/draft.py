@@ -25,8 +25,12 @@ Texts = dict[str, str]  # what was typed, by key; "" stands for the default
 
 @dataclass(frozen=True)
 class Source:
-    """What a form begins with. cwd: where its relative paths begin. command: of the shell, to which overrides are
-    added; "": there is no file of it. note: what else is to be known."""
+    """The start of a form.
+
+    cwd: where its relative paths begin.
+    command: the shell command, to which overrides are added; "" if there is no file for it.
+    note: what else the user should know.
+    """
 
     title: str
     given: Flat
@@ -36,12 +40,12 @@ class Source:
 
     @property
     def keys(self) -> list[str]:
-        """Of the fields: the usual ones and those that are given, in the spec's order."""
+        """Return the keys of the fields: the usual ones and those that are given, in the spec's order."""
         return list(flat(nested(dict.fromkeys((*usual(), *differing(self.given))))))
 
     @property
     def texts(self) -> Texts:
-        """What stands in the fields at first."""
+        """Return the initial texts of the fields."""
         return {key: first_text(key, self.given[key]) if key in self.given else "" for key in self.keys}
 
 
@@ -53,8 +57,11 @@ def first_text(key: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Draft:
-    """values: what is told, as far as it can be read. wrong: in words, by key; by MORE, or by "" where no field is to
-    blame."""
+    """A spec as far as the fields can be read.
+
+    values: what the fields say.
+    wrong: messages by key; by MORE, or by "" if no field is to blame.
+    """
 
     values: Flat
     wrong: dict[str, str] = field(default_factory=dict)
@@ -65,7 +72,7 @@ class Draft:
 
 
 def draw_up(texts: Mapping[str, str], more: str = "") -> Draft:
-    """What fields and further settings make together; settings win."""
+    """Combine fields and further settings; settings win."""
     values, wrong = Flat(), dict[str, str]()
     for key, text in texts.items():
         if text.strip():
@@ -112,7 +119,7 @@ def in_words(error: SpecError | ValueError) -> str:
 
 # -- the shell's way to it ---------------------------------------------------------------------------------------------
 def command(source: Source, values: Flat, here: Path) -> str:
-    """One line that starts the same run."""
+    """Return the command line that starts the same run."""
     if source.command:
         changed = [*words(overrides(source.given, values))]
         return " ".join([source.command, *map(shlex.quote, changed)])
@@ -122,7 +129,7 @@ def command(source: Source, values: Flat, here: Path) -> str:
 
 
 def overrides(before: Flat, after: Flat) -> Flat:
-    """What turns `before` into `after`, where a key that is gone becomes its default."""
+    """Return the overrides that turn `before` into `after`; a key that is gone becomes its default."""
     gone = {key: DEFAULTS.get(key) for key in before if key not in after and before[key] != DEFAULTS.get(key)}
     changed = {key: value for key, value in after.items() if before.get(key, DEFAULTS.get(key)) != value}
     return flat(nested({**gone, **changed}))
@@ -156,10 +163,10 @@ def _rebased(key: str, value: Any, cwd: Path) -> Any:
 
 # -- settings in dialogs -----------------------------------------------------------------------------------------------
 def wrong_settings(overriding: Sequence[str]) -> str:
-    """What is wrong with some key=value as far as they alone tell: an unknown key, a value that no spec has."""
+    """Return what is wrong with some key=value on their own: an unknown key, a value that no spec has."""
     try:
         convert(assigned({}, overriding))
     except SpecError as error:
         key, told = blamed(error)
-        return "" if key == "reward" else named(key, told, error.hint)  # what a reward is, the run's spec tells as well
+        return "" if key == "reward" else named(key, told, error.hint)  # the run's spec may define the reward
     return ""

@@ -1,4 +1,4 @@
-"""Events in words: a line each."""
+"""Describes each event in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Data = dict[str, Any]  # each kind of event has its own, and kinds come and go w
 
 
 def told(event: Event) -> str:
-    """What happened, without when and to which run. Of a kind that is not known: its data."""
+    """Describe an event without its time and run; an event of unknown kind by its data."""
     kind, data = event.kind, event.data
     try:
         words = KINDS[kind](data) if kind in KINDS else _plain(kind, data)

@@ -1,9 +1,9 @@
-"""Where all data of the screens comes from: one event stream, followed by one thread; another reads what changed.
+"""All data of the screens: one thread follows the event stream, another reads what changed.
 
 The reader asks the screen in front what it needs (`View.read`), never on the UI thread, and hands it the result as a
-`Fresh` message; at most twice a second, and only when something happened. What no event tells (pools, devices) is asked
-for with every tick. A lost daemon is told to the app (`Line`), then asked for again with a growing delay. Both threads
-are daemonic: leaving never waits for a socket.
+`Fresh` message; at most twice a second, and only when something happened. What has no events (pools, devices) is asked
+for with every tick. When the daemon is lost, the app gets a `Line`, and the daemon is asked again with a growing delay.
+Both threads are daemonic: leaving never waits for a socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lorad.client.shapes import Event
 from lorad.errors import DaemonUnreachable, LoradError
 
 PERIOD = 0.5  # seconds between two readings
-TICK = 2.0  # seconds between two looks at what no event tells
+TICK = 2.0  # seconds between two looks at what has no events
 EVENTS = 200  # of one reading that are kept
 SILENCE = 15.0  # seconds without even an `idle` event: the daemon hangs
 SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the daemon
@@ -32,8 +32,13 @@ SLOWEST = 4.0  # seconds, the longest wait before the next attempt to reach the 
 
 @dataclass
 class Changes:
-    """What happened since the last reading: kinds of events by run, and the last events themselves; `everything` when
-    that is not known. tick: it is time to look at what no event tells."""
+    """Collects what happened since the last reading.
+
+    everything: what happened is unknown, so all may have changed.
+    tick: it is time to read what has no events.
+    kinds: kinds of events by run.
+    events: the last events themselves.
+    """
 
     everything: bool = False
     tick: bool = False
@@ -56,7 +61,7 @@ class Changes:
 
 
 class Fresh(Message):
-    """To a screen: what its `read` returned."""
+    """Carries what `read` returned to a screen."""
 
     def __init__(self, data: Any) -> None:
         super().__init__()
@@ -64,7 +69,7 @@ class Fresh(Message):
 
 
 class Failed(Message):
-    """To a screen: its `read` was refused."""
+    """Informs a screen that its `read` was refused."""
 
     def __init__(self, error: LoradError) -> None:
         super().__init__()
@@ -72,8 +77,11 @@ class Failed(Message):
 
 
 class Line(Message):
-    """To the app: the daemon is lost, in words, or (`""`) there again. user: who may act on what is theirs alone; None:
-    on everything."""
+    """Informs the app about the connection to the daemon.
+
+    lost: why the connection is lost; "" when it is back.
+    user: who may only act on things of their own; None: may act on everything.
+    """
 
     def __init__(self, lost: str, user: str | None = None) -> None:
         super().__init__()
@@ -124,13 +132,13 @@ class Feed:
         self._tell(None, urgent=True)
 
     def freeze(self, frozen: bool) -> None:
-        """What is shown stays as it is, until it is thawed: then all that changed meanwhile is read."""
+        """Keep what is shown as it is until it is thawed; then all that changed meanwhile is read."""
         with self._news:
             self._frozen = frozen
             self._news.notify_all()
 
     def _tell(self, event: Event | None, *, urgent: bool = False) -> None:
-        """Of an event, or (None) that everything may have changed."""
+        """Note an event, or (None) that everything may have changed."""
         with self._news:
             if event is None:
                 self._changes.everything = True
@@ -156,7 +164,10 @@ class Feed:
                 delay = min(max(delay, 0.25) * 2, SLOWEST)
 
     def _events(self, cursor: int) -> int:
-        """Tell of events until the stream ends: the cursor to go on from. The first may follow a gap: all is new."""
+        """Note events until the stream ends, and return the cursor to continue from.
+
+        The first event may follow a gap, so it counts as if everything had changed.
+        """
         first = cursor < 0
         for event in self._stream.events(cursor):
             if self._closed.is_set():
@@ -183,7 +194,7 @@ class Feed:
         return self._closed.is_set() or bool(self._changes and self._view and (self._urgent or not self._frozen))
 
     def _taken(self) -> Changes:
-        """What happened until now, from here on the reader's."""
+        """Return the changes until now, which belong to the reader from here on."""
         if self._view is None or (self._frozen and not self._urgent):
             return Changes()
         changes, now = self._changes, time.monotonic()
@@ -207,11 +218,11 @@ class Feed:
 
 
 def restricted(status: Status) -> str | None:
-    """Who may act on what is theirs alone; None: on everything, also where an older daemon does not say."""
+    """Return the user who may only act on things of their own, or None; also None if an older daemon does not say."""
     return None if status.caller.admin else status.caller.user
 
 
 def post(to: View | MessagePump, message: Message) -> None:
-    """From a thread, which may outlive the interface."""
+    """Post a message from a thread, which may outlive the interface."""
     with contextlib.suppress(RuntimeError):
         to.post_message(message)

@@ -1,4 +1,4 @@
-"""How often something that takes long may be asked for again."""
+"""Limits how often something that takes long is asked for again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHARE = 20  # at most one part in so many of the time is spent on it
 
 
 class Pace:
-    """After each `asking` there is a pause that is SHARE times as long."""
+    """Makes a pause after each `asking` that is SHARE times as long."""
 
     def __init__(self) -> None:
         self._free = 0.0

@@ -58,7 +58,7 @@ class Entry:
     is_text: bool = False
 
     def value(self, text: str) -> Any:
-        """What was typed, as YAML reads it. Raises SpecError."""
+        """Read what was typed as YAML. Raises SpecError."""
         text = text.strip()
         if self.is_text and text[:1] not in ("[", "{", '"', "'"):
             return text
@@ -66,7 +66,7 @@ class Entry:
         return None if node is None else plain(node, self.key)
 
     def text(self, value: Any) -> str:
-        """What to type for a value."""
+        """Return the text to type for a value."""
         if isinstance(value, str) and self.is_text:
             return quoted(value) if value[:1] in ("[", "{", '"', "'") or value != value.strip() else value
         return value_text(value)

@@ -33,7 +33,7 @@ class SpecLine:
 
 
 def flat(data: Mapping[str, Any]) -> Flat:
-    """In the spec's order; unknown keys last."""
+    """Flatten values in the spec's order; unknown keys come last."""
     found = dict(_leaves(data, DEFAULT_SPEC, ""))
     return {key: found[key] for key in sorted(found, key=lambda key: ORDER.get(key, len(ORDER)))}
 
@@ -65,7 +65,7 @@ def nested(values: Flat) -> dict[str, Any]:
 
 
 def differing(values: Flat, others: Flat = DEFAULTS) -> Flat:
-    """What is not as in `others`."""
+    """Return what differs from `others`."""
     return {key: value for key, value in values.items() if key not in others or others[key] != value}
 
 
@@ -75,7 +75,7 @@ def text_of(values: Flat) -> str:
 
 
 def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
-    """Of `after`; with `before`, of all keys of both, with signs."""
+    """Return the lines of `after`; with `before`, the lines of both with signs."""
     keys = flat(nested({**(before or {}), **after}))
     found: list[SpecLine] = []
     sections: list[str] = []
@@ -106,7 +106,7 @@ _PLAIN_ALONE = re.compile(r"[\w./~][\w./~@+*=-]*(?::[\w./~@+*=-]+)*")
 
 
 def value_text(value: Any) -> str:
-    """On one line, as it stands after `key: ` or `key=`."""
+    """Write a value on one line, as it stands after `key: ` or `key=`."""
     return scalar(value, _PLAIN_ALONE) if not isinstance(value, list | tuple | dict) else inner_text(value)
 
 
@@ -138,7 +138,7 @@ def _reads_as(text: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """In double quotes, with everything escaped that is not printable."""
+    """Quote in double quotes, with everything escaped that is not printable."""
     return "".join(c if c.isprintable() else _escape(ord(c)) for c in json.dumps(text, ensure_ascii=False))
 
 
@@ -147,5 +147,5 @@ def _escape(code: int) -> str:
 
 
 def words(values: Flat) -> Iterable[str]:
-    """As overrides: key=value."""
+    """Return values as overrides: key=value."""
     return (f"{key}={value_text(value)}" for key, value in values.items())

@@ -1,5 +1,6 @@
-"""What differs between two texts, by words or by lines: Myers' shortest edit script (An O(ND) Difference Algorithm,
-1986). Texts that have hardly anything in common are told as replaced, so that hostile ones take no longer."""
+"""Differences between two texts, by words or by lines, with Myers' shortest edit script (An O(ND) Difference Algorithm,
+1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Piece(NamedTuple):
 
 
 def words(before: str, after: str) -> list[Piece]:
-    """One text out of the other: without what is NEW it is `before`, without what is GONE it is `after`."""
+    """Return one text made of both: without what is NEW it is `before`, without what is GONE it is `after`."""
     return _pieces(WORD.findall(before), WORD.findall(after))
 
 
@@ -39,7 +40,7 @@ def _pieces(one: Sequence[str], other: Sequence[str]) -> list[Piece]:
 
 
 def _spans(one: Sequence[str], other: Sequence[str]) -> Iterator[Span]:
-    """In order, none empty; of a change what is gone comes first."""
+    """Yield the spans in order, none empty; in a change, what is gone comes first."""
     a, b = 0, 0
     for x, y, length in _matches(one, other):
         if x > a:
@@ -81,7 +82,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int, in
 
 
 def _step(furthest: dict[int, int], k: int, edits: int) -> int:
-    """Where diagonal k is reached: down from the one above, or across from the one below."""
+    """Return where diagonal k is reached: down from the one above, or across from the one below."""
     down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
     return furthest[k + 1] if down else furthest[k - 1] + 1
 

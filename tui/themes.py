@@ -23,6 +23,6 @@ CONTRAST = Theme(
 
 
 def next_name(theme: str) -> str:
-    """Of Textual's names, the one after `theme` among ours."""
+    """Return the theme after `theme` in our list. Names are Textual's."""
     names = list(NAMES.values())
     return names[(names.index(theme) + 1) % len(names)] if theme in names else names[0]

@@ -27,7 +27,7 @@ def adapters(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Versions, oldest first: where they are, what they hash to, who needs them, whether they are attested."""
+    """List versions, oldest first, with their files, hashes, users and attestation."""
     versions = Client().adapters(run)
     if as_json:
         print_json(versions)

@@ -15,7 +15,7 @@ CHECKPOINTS = ("step", "version", Column("size", 1), Column("age", 2), Column("p
 
 @app.command()
 def checkpoints(run: Run, as_json: AsJson = False) -> None:
-    """Checkpoints, oldest first."""
+    """List checkpoints, oldest first."""
     rows = Client().checkpoints(run)
     if as_json:
         print_json(rows)

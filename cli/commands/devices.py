@@ -19,7 +19,7 @@ DEVICES = (
 
 @app.command()
 def devices(as_json: AsJson = False) -> None:
-    """Devices, who holds them and why, and who else computes there."""
+    """List devices, who holds them and why, and who else computes there."""
     rows = Client().devices()
     if as_json:
         print_json(rows)

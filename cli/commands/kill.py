@@ -12,5 +12,5 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def kill(run: Run, wait: Wait = False, as_json: AsJson = False) -> None:
-    """End a run at once; it goes back to its last checkpoint when resumed."""
+    """End a run at once; a resume starts at its last checkpoint."""
     ask(run, "kill", wait=wait, as_json=as_json)

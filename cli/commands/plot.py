@@ -29,7 +29,7 @@ def plot(
     png: Annotated[Path | None, typer.Option(help="Write a picture instead.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reward (or another metric) over steps; several runs share the axes."""
+    """Plot reward (or another metric) over steps; several runs share the axes."""
     if png is not None and png.suffix.lower() != ".png":
         raise SpecError(f"{png}: --png writes PNG alone", hint=f"Name it {png.with_suffix('.png')}.")
     client = Client()

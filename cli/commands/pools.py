@@ -28,7 +28,7 @@ ENGINES = (
 
 @app.callback(invoke_without_command=True)
 def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Pools: base, device, who uses them, what they have loaded; and their engines.
+    """List pools: base, device, who uses them, what they have loaded; and their engines.
 
     runs: how many, and which. versions: loaded or about to be, of those that fit.
     busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those that fit.

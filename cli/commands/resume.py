@@ -1,4 +1,4 @@
-"""lorad resume RUN: go on from a checkpoint."""
+"""lorad resume RUN: continue from a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def resume(
     wait: WaitOver = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
+    """Continue exactly where a checkpoint left off. Facts after it are rewound; version numbers are not.
 
     The checkpoint fits every trainer and topology: `lorad resume RUN trainer.backend=megatron trainer.tp=2`.
     """

@@ -54,7 +54,7 @@ def sweep(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they go on.
+    r"""Start a run for each point of a grid, all on one warm base, and follow them. Ctrl-C detaches; they continue.
 
     `lorad sweep spec.yaml trainer.lr=1e-4,3e-4 seed=1,2,3 --halving`. Lists go into brackets, as a comma separates
     values: lora.target_modules=\[q_proj,v_proj],\[all-linear].
@@ -80,7 +80,7 @@ def sweep(
 
 
 def wished(halving: bool, eta: float | None, rungs: str | None, metric: str | None) -> dict[str, Any] | None:
-    """What is said about halving. Raises SpecError."""
+    """Read the options of halving. Raises SpecError."""
     if not halving and eta is None and rungs is None and metric is None:
         return None
     try:

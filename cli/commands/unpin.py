@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def unpin(version: Version, as_json: AsJson = False) -> None:
-    """Take a pin away; an alias keeps its version without one."""
+    """Remove a pin; an alias keeps its version without one."""
     row = Client().unpin(version)
     served = f", {', '.join(row.aliases)} still serves it" if row.aliases else ""
     print_json(row) if as_json else note(f"{row.run}@{row.version} is no longer pinned{served}.")

@@ -1,1 +1,1 @@
-"""What `lorad doctor` checks: the database, engines and trainers, logout, processes left over, and threads."""
+"""The checks of `lorad doctor`: the database, engines and trainers, logout, processes left over, and threads."""

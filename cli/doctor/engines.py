@@ -1,4 +1,4 @@
-"""What `lorad doctor --engine` and `--trainer` tell. A process of its own finds it out: commands load no torch."""
+"""Checks of `lorad doctor --engine` and `--trainer`, run in a process of their own because commands load no torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STOP_SECONDS = 30.0  # for a probe that is interrupted to stop the server that i
 
 
 def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[dict[str, Any]]:
-    """Of a server: {name, ok, detail, hint, facts}, each as soon as it is known."""
+    """Check a server; each result {name, ok, detail, hint, facts} comes as soon as it is known."""
     return probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
 
 
 def trainer_checks(home: Home, kind: str) -> Iterator[dict[str, Any]]:
-    """Of a trainer, as `engine_checks`; nothing is started."""
+    """Check a trainer like `engine_checks` does a server; nothing is started."""
     return probed(home, ["lorad.backends.trainer_probe", kind])
 
 
@@ -60,7 +60,7 @@ def lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of it is left, the server included."""
+    """End the probe with everything it started, the server included."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

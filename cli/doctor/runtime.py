@@ -1,4 +1,4 @@
-"""What `lorad doctor` tells of threads, waiting and malloc: what a new pool would get, and what the pools have."""
+"""Checks of `lorad doctor` on threads, waiting and malloc: what a new pool would get, and what the pools have."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lorad.errors import LoradError
 
 SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
-Told = tuple[str, str, dict[str, Any]]  # name, in words, as data
+Told = tuple[str, str, dict[str, Any]]  # name, description, data
 
 
 def runtime_checks(home: Home, device: str) -> Iterator[Told]:
-    """As the daemon has it when one is up: it may have other CPUs and another environment than this shell."""
+    """Check the runtime of the daemon if one is up: its CPUs and environment may differ from this shell's."""
     pid, pools = daemon_of(home)
     machine = read_machine(pid or "self")
     overrides = Overrides(config=settings(home), environment=environment(pid))
@@ -54,7 +54,7 @@ def settings(home: Home) -> RuntimeSettings:
     try:
         return load(home.config).runtime
     except LoradError:
-        return RuntimeSettings()  # another check tells
+        return RuntimeSettings()  # another check reports it
 
 
 def cpu_slots(home: Home) -> int:
@@ -79,7 +79,7 @@ def cpus(machine: Machine) -> str:
 
 
 def in_words(told: Runtime | None) -> str:
-    """What a pool was started with."""
+    """Describe what a pool was started with."""
     if told is None:
         return "started by an earlier lorad, which wrote nothing down"
     why = words(told.reasons["threads"])

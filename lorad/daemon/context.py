@@ -161,7 +161,7 @@ def request_of(run: RunRow) -> Request:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = (
             f"Put a backup of the file in its place. `lorad export {run.name}@N DIRECTORY` still copies a version, "
-            f"and `lorad run {run.directory}/spec.yaml --name NEW` starts the run anew."
+            f"and `lorad run {run.directory}/spec.yaml --name NEW` starts the run from scratch."
         )
         raise unreadable(Path(path), error, hint) from error
 

@@ -49,7 +49,7 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
         finally:
             ctx.store.close()
             ctx.journal.close()
-            log.info("the daemon ends; runs and pools go on")
+            log.info("the daemon ends; runs and pools continue")
 
 
 def prepare(home: Home) -> None:

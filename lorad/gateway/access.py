@@ -1,5 +1,7 @@
-"""Who may ask: on the socket this user and root, by the kernel's word, or all users where a shared daemon lets all see
-everything; on TCP who has a token, see `lorad/box/tokens.py`.
+"""Decides who may ask.
+
+On the socket that is this user and root, by the kernel's word, or all users if a shared daemon lets all see everything;
+on TCP it is who has a token, see `lorad/box/tokens.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Access:
         self._digests: Digests = {}
 
     def owner(self, request: web.Request) -> str:
-        """Who asks. Raises ApiError 401 and 403."""
+        """Return who asks. Raises ApiError 401 and 403."""
         peer: socket.socket | None = request.transport.get_extra_info("socket") if request.transport else None
         if peer is None:
             raise ApiError(400, "The connection is gone.")
@@ -48,9 +50,7 @@ class Access:
         return self._bearer(request.headers.get("Authorization", ""))
 
     def viewer(self, request: web.Request) -> Callable[[int | None], bool]:
-        """Returns a function that says whether whoever asks may know of a version of the user with a uid. Raises as
-        `owner` does.
-        """
+        """Return a function that says whether the client may see versions of a uid. Raises what `owner` raises."""
         asker = self.owner(request) if self._private else ""
         if not self._private or asker in (name_of(0), name_of(os.geteuid())):
             return lambda owner_uid: True

@@ -47,7 +47,7 @@ def refused(param: str, why: str, code: str | None = None) -> ApiError:
 
 
 def from_lorad(error: LoradError) -> ApiError:
-    """What went wrong behind the gateway. A pool that is full, gone or about to be there is asked again."""
+    """Convert an error from behind the gateway. Clients may ask again if a pool is full, gone or about to be there."""
     message = f"{error.message}. {error.hint}".rstrip(". ") + "."
     match error:
         case errors.SpecError():

@@ -1,4 +1,4 @@
-"""What all answers have in common: whom they go to, and what they look like where something is wrong."""
+"""Handles what all answers have in common: who may have them, and what errors look like."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def arrived(request: web.Request) -> bytes:
 
 
 async def send(response: web.StreamResponse, data: bytes) -> None:
-    """At once, in one write. Raises ConnectionResetError for a client that does not read."""
+    """Send at once, in one write. Raises ConnectionResetError if the client does not read."""
     try:
         async with asyncio.timeout(READ_SECONDS):
             await response.write(data)

@@ -1,4 +1,4 @@
-"""What one request, and one caller, may take."""
+"""Limits on what one request and one caller may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served, as OpenAI lists models: from the table alone."""
+"""Lists what is served in the form of OpenAI's models, from the table alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_models(app: web.Application, table: Table, access: Access) -> None:
 
 
 def seen(table: Table, access: Access, request: web.Request) -> Names:
-    """What whoever asks may know of."""
+    """Return the names that the client may see."""
     names, sees = table.names(), access.viewer(request)
     versions = {name: served for name, served in names.versions.items() if sees(served.owner_uid)}
     return Names({alias: name for alias, name in names.aliases.items() if name in versions}, versions)
@@ -42,6 +42,6 @@ async def show_model(table: Table, access: Access, request: web.Request) -> web.
 
 
 def model_of(name: str, served: Served) -> dict[str, Any]:
-    """As OpenAI has it; root: the version, parent: its base, as vLLM has it."""
+    """Return a model as OpenAI describes it, with vLLM's fields root (the version) and parent (its base)."""
     about = {"root": served.name, "parent": served.model_path}
     return {"id": name, "object": "model", "created": int(served.created_at), "owned_by": "lorad", **about}

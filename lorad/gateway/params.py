@@ -1,4 +1,4 @@
-"""What a request may ask for. Anything else that would change the answer is refused by its name, never ignored."""
+"""The parameters of a request. Any other that would change the answer is refused by its name, never ignored."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """How to sample; the defaults are OpenAI's. top_k: as vLLM takes it, 0 and -1 are all."""
+    """How to sample; the defaults are OpenAI's. top_k: as in vLLM, 0 and -1 mean all."""
 
     model: str
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -69,7 +69,7 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     @property
     def tells_usage(self) -> bool:
-        """In a stream."""
+        """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...], *, logprobs: bool) -> Sampling:

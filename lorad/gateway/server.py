@@ -1,4 +1,4 @@
-"""A gateway's life: it listens on its socket, and on TCP where it is told to, until SIGTERM."""
+"""Runs a gateway until SIGTERM: it listens on its socket, and on TCP if a port is set."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def serve(gateway: AbstractAsyncContextManager[object]) -> None:
 async def listening(
     app: web.Application, path: Path, bounds: Bounds, *, mode: int = 0o600, port: int | None = None
 ) -> AsyncIterator[None]:
-    """At the end it takes no more requests, and lets those that are under way end."""
+    """Serve until the context ends; then take no more requests, and let those under way finish."""
     runner = bounded(app, handler_cancellation=True, shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     door = Doorkeeper(runner.server, bounds)
@@ -61,7 +61,7 @@ async def listening(
 
 
 async def listen_on_port(door: Doorkeeper, port: int) -> None:
-    """Until it is cancelled. A port that is taken is tried again, while the socket goes on."""
+    """Listen until cancelled. If the port is taken, try again; the socket keeps working meanwhile."""
     is_told = False
     while True:
         try:

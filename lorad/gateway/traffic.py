@@ -1,6 +1,6 @@
 """Counts requests by the name that was asked for and by the version that served them: O(1) for each, in bounded memory.
 
-What is counted is told in a file, off the event loop; whatever becomes of that, requests are served.
+The counts are written to a file, off the event loop; requests are served even if that fails.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 NAMES = 256  # that are counted; of more, those that nobody asked for the longest are forgotten
 RECENT = 256  # answers of a name whose seconds are remembered
 PERIOD = 1.0  # seconds between two files
-LEFT = (asyncio.CancelledError, ConnectionResetError)  # whoever asked went away
+LEFT = (asyncio.CancelledError, ConnectionResetError)  # the client went away
 
 Clock = Callable[[], float]
 
 
 class PerSecond:
-    """What was counted in each of the last WINDOW seconds."""
+    """Counts for each of the last WINDOW seconds."""
 
     def __init__(self) -> None:
         self._counts, self._second = [0] * int(WINDOW), 0
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Tally:
-    """Of one name."""
+    """The counts of one name."""
 
     requests: int = 0
     in_flight: int = 0
@@ -123,7 +123,7 @@ class Traffic:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing that was counted leaves the window any more, so that figures stay as they are."""
+        """Whether everything counted has left the window, so that figures stay as they are."""
         return self.clock() - self._touched > WINDOW + 2 * PERIOD
 
     def told(self) -> Told:
@@ -132,7 +132,7 @@ class Traffic:
 
 
 class Counted:
-    """A context around one request, from its arrival on. It is counted for the names that `serves` is told."""
+    """Wraps one request, from its arrival on, and counts it for the names given to `serves`."""
 
     def __init__(self, traffic: Traffic, *, streams: bool = False) -> None:
         self._traffic, self._streams = traffic, streams
@@ -160,7 +160,7 @@ class Counted:
         self._is_whole = True
 
     def failed(self) -> None:
-        """It ended early, by no fault of who asked."""
+        """Count the request as one that ended early, through no fault of the client."""
         self._is_failed = True
 
     def __enter__(self) -> Self:
@@ -181,7 +181,7 @@ class Counted:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Of a request that asks for what nobody can serve."""
+    """Whether the error means that the request asks for something that nobody can serve."""
     told = from_lorad(error) if isinstance(error, LoradError) else error
     return isinstance(told, ApiError) and told.status < 500
 

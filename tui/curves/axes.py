@@ -36,7 +36,7 @@ def decades(low: float, high: float, count: int) -> list[float]:
 
 
 def labels(values: list[float]) -> list[str]:
-    """Of ticks, all with the same digits and unit."""
+    """Return the labels of ticks, all with the same digits and unit."""
     if len(values) < 2:
         return [bare(value) for value in values]
     step, most = abs(values[1] - values[0]), max(abs(value) for value in values)
@@ -55,7 +55,7 @@ def whole(value: float) -> int:
 
 
 def short(value: float | None) -> str:
-    """At most 8 characters, three digits after the point where that tells enough."""
+    """Format a number in at most 8 characters, with three digits after the point where that is precise enough."""
     if value is None:
         return "–"
     size = abs(value)

@@ -25,7 +25,7 @@ class Canvas:
         self.columns[column] |= ((2 << (bottom - top)) - 1) << top
 
     def strokes(self, at: Sequence[int], first: list[int], top: list[int], bottom: list[int], last: list[int]) -> None:
-        """From top to bottom in each of the columns, the last of one joined to the first of the next."""
+        """Draw a vertical stroke in each column, and join the last point of one to the first point of the next."""
         columns, x0, y0 = self.columns, -1, 0
         for x, y, high, low, y1 in zip(at, first, top, bottom, last, strict=True):
             if x0 >= 0:

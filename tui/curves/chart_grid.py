@@ -1,4 +1,4 @@
-"""As many charts at once as there is room for."""
+"""A grid of as many charts as there is room for."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Looks(dict[str, Style]):
 
     @property
     def colors(self) -> tuple[str, ...]:
-        """Of runs, by place; the last one is also that of markers."""
+        """Return the colors of the runs by place; the last one is also the color of markers."""
         return self._colors
 
     def __missing__(self, name: str) -> Style:

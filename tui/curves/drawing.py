@@ -38,9 +38,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """What is drawn: curves, the first beneath; marks and bad (x without a number) of the first run.
+    """The content of a chart.
 
-    log: y are exponents of ten. spikes: nothing may lie outside.
+    curves: the first one is beneath.
+    marks, bad: of the first run; bad are steps without a number.
+    log: y are exponents of ten.
+    spikes: nothing may lie outside.
     """
 
     curves: Sequence[Curve]
@@ -53,7 +56,7 @@ class Plot:
 
 
 class Stroke(NamedTuple):
-    """What one column of dots holds."""
+    """The part of a curve in one column of dots."""
 
     column: int
     first: float
@@ -112,7 +115,7 @@ class Picture:
 
 
 def strokes(curve: Curve, across: Scale) -> list[Stroke]:
-    """Of what lies within the scale, one for each column of dots that has a point."""
+    """Return one stroke for each column of dots that has a point within the scale."""
     xs, ys, first = curve.xs, curve.ys, across.first
     begin, end = between(xs, int(first), int(across.last))
     found, width = list[Stroke](), (across.last - first) / max(across.dots - 1, 1)
@@ -183,7 +186,7 @@ def _axes(picture: Picture, plot: Plot, up: Scale) -> None:
 
 
 def numbers(plot: Plot, low: float, high: float, rows: int) -> tuple[list[float], list[str]]:
-    """Where round numbers stand, and how they are written."""
+    """Return where round numbers stand, and how they are written."""
     if plot.log:
         at = decades(low, high, rows // 3)
         return at, [bare(10.0**value) for value in at]
@@ -205,7 +208,7 @@ def _curve(picture: Picture, curve: Curve, of: list[Stroke], up: Scale) -> None:
 
 
 def _outside(picture: Picture, of: list[Stroke], up: Scale) -> None:
-    """Spikes that were cut off, told by a sign where they leave."""
+    """Put a sign where a spike that was cut off leaves the picture."""
     top, bottom = up.first, up.last
     for one in of:
         if one.high > top or one.low < bottom:
@@ -215,7 +218,7 @@ def _outside(picture: Picture, of: list[Stroke], up: Scale) -> None:
 
 
 def _letters(picture: Picture, drawn: list[tuple[Curve, list[Stroke]]], up: Scale) -> None:
-    """On each curve, near its end, each at a place of its own: which run it is of."""
+    """Put the letter of its run on each curve near its end, each at a place of its own."""
     for curve, of in drawn:
         if curve.letter and not curve.ground:
             here = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]

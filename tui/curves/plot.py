@@ -1,4 +1,4 @@
-"""What of the runs' steps is drawn, and how: metrics, smoothing, windows; and what is said beside it."""
+"""Decides what is drawn of the runs' steps, and how: metrics, smoothing, windows, and the notes beside it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TAILS = (None, 1000, 200, 50)
 
 @dataclass
 class Look:
-    """How curves are looked at."""
+    """The settings of how curves are shown."""
 
     smooth: float = 0.6  # as TensorBoard begins
     log: bool = False
@@ -54,7 +54,7 @@ def extent(tracks: Iterable[Track]) -> tuple[int, int] | None:
 
 
 def plot(metric: str, tracks: Sequence[Track], look: Look, first: int, last: int) -> tuple[Plot, str]:
-    """And what is left out of it or done to it, in words."""
+    """Return the plot and a note on what was left out or transformed."""
     smooth = 0.0 if metric == "eval" else look.smooth
     front, ground, bad, left = list[Curve](), list[Curve](), 0, 0
     for place, track in reversed(list(enumerate(tracks))):
@@ -81,7 +81,7 @@ def count(part: tuple[int, int]) -> int:
 
 
 def marks(metric: str, track: Track, log: bool) -> list[tuple[int, float]]:
-    """Of evals, on their own chart and on that of the reward."""
+    """Return the markers of evals, which are on their own chart and on that of the reward."""
     if metric not in ("reward", "eval"):
         return []
     view = track.evals.view(0.0, log)
@@ -112,7 +112,7 @@ def nearby(metric: str, track: Track, step: int | None) -> float | None:
 
 
 def legend(runs: Sequence[str], colors: Sequence[str], has_evals: bool) -> Text:
-    """Which line is whose."""
+    """Return the line that says which curve belongs to which run."""
     told = Text(no_wrap=True, overflow="ellipsis")
     for place, run in enumerate(runs):
         line = "".join("─" if cell == "1" else " " for cell in (DASHES[place] * 6)[:6])

@@ -1,6 +1,8 @@
-"""What is kept of the steps of runs, to draw curves of it: series by metric, smoothed or logarithmic, and the part of
-them that is looked at. Bounded memory for any number of steps: of a long run every n-th step is kept, and in a window
-of it more of them (`Track.detail`)."""
+"""The data behind the curves: series by metric, smoothed or logarithmic, and the window that is shown.
+
+Memory is bounded for any number of steps: of a long run every n-th step is kept, and more of them in a window
+(`Track.detail`).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ class Series:
         return None if near is None or abs(self.xs[near] - x) > within else self.ys[near]
 
     def keep(self, every: int) -> None:
-        """Of x only the multiples."""
+        """Keep only the points whose x is a multiple of `every`."""
         kept = [i for i, x in enumerate(self.xs) if x % every == 0]
         self.xs, self.ys = array("q", (self.xs[i] for i in kept)), array("d", (self.ys[i] for i in kept))
         self.bad = array("q", (x for x in self.bad if x % every == 0))
@@ -129,11 +131,11 @@ class Track:
         return self.evals if metric == "eval" else self.series.get(metric) or Series()
 
     def within(self, first: int, last: int) -> Track:
-        """That which knows most of a window."""
+        """Return the finest track that covers the window."""
         return self.detail.track if self.detail and self.detail.covers(first, last) else self
 
     def values(self, step: int, beginning: str = "") -> dict[str, float]:
-        """Of one step that is kept; of the metrics whose names begin so."""
+        """Return the values of a kept step, only of metrics whose names start with `beginning`."""
         found = ((key, series.at(step)) for key, series in self.series.items() if key.startswith(beginning))
         return {key: value for key, value in found if value is not None}
 
@@ -149,7 +151,7 @@ class Track:
 
 @dataclass
 class Detail:
-    """More of the steps first..last of a run."""
+    """The steps first..last of a run at a finer grain."""
 
     first: int
     last: int
@@ -175,7 +177,7 @@ class Window:
     end: int | None = None
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
-        """Of steps first..last."""
+        """Return the first and last step of the window when there are steps first..last."""
         if self.span is None or last - first < self.span:
             return first, last
         end = last if self.end is None else min(max(self.end, first + self.span - 1), last)
@@ -200,7 +202,7 @@ class Window:
             self.end = None if end >= last else end
 
     def move(self, part: float, first: int, last: int) -> None:
-        """By a part of its width."""
+        """Move the window by a part of its width."""
         if self.span is not None:
             _, high = self.bounds(first, last)
             end = high + (round(self.span * part) or (1 if part > 0 else -1))

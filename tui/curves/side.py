@@ -1,4 +1,4 @@
-"""Beside the curves: the figures of a step and, where it is high enough, where its seconds went."""
+"""The column beside the curves: the figures of a step and, if there is room, where its seconds went."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ class Side(Vertical):
         self.query_one("#curves-column", Line).say(Text("\n", no_wrap=True).join(upright))
 
     def on_resize(self) -> None:
-        """What was told is laid out for the new size."""
+        """Lay out the last content again for the new size."""
         if self._told is not None:
             self.tell(*self._told)

@@ -37,7 +37,7 @@ class Part:
         return bool(self.reset or self.steps or self.evals or self.detail or self.finer or self.gone)
 
     def applied(self, track: Track | None) -> Track:
-        """What is known of the run now."""
+        """Return the track with this part applied, or a new one if there is none or the part resets it."""
         if track is None or self.reset:
             track = Track(self.every)
         if self.every > track.every:
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass
 class Place:
-    """How far a run was read. window: the steps first..last of its detail, every so many of them."""
+    """How far a run was read. window: the steps first..last of its detail, and its stride."""
 
     life: tuple[Any, ...]
     every: int
@@ -74,8 +74,9 @@ class StepReader:
     def read(
         self, client: Client, changes: Changes, run: Run, others: Sequence[str], window: tuple[int, int] | None
     ) -> list[Part]:
-        """Of `run`, as `show` has it, and other runs by name; window: the steps that are looked at, None: all.
+        """Read `run` (as `show` returned it) and other runs by name.
 
+        window: the steps that are on screen; None: all.
         When anything fails, nothing of it counts as read.
         """
         try:
@@ -101,7 +102,7 @@ class StepReader:
         return place is None or place.more or changes.touch(name)
 
     def _part(self, client: Client, changes: Changes, row: Run, window: tuple[int, int] | None) -> Part:
-        """A resume rewinds: then everything is read anew."""
+        """Read one run; after a resume, which rewinds it, everything is read again."""
         name, life = row.name, (row.created_at, row.attempt)
         place = self._places.get(name)
         reset = place is None or place.life != life

@@ -58,7 +58,7 @@ VERBS = (
 
 
 def figures(step: int | None, values: Values, width: int, height: int) -> Text:
-    """Of a step, in one column or, where that does not fit, in two."""
+    """Return the figures of a step, in one column or, where that does not fit, in two."""
     if step is None:
         return Text("no step yet", style="dim")
     pairs = [(name, value(values.get(key), digits)) for name, key, digits in FIGURES if key in values or key in USUAL]
@@ -76,7 +76,7 @@ def row(pairs: Sequence[tuple[str, str]], width: int) -> Text:
 
 
 def value(number_: float | None, digits: int | None) -> str:
-    """At most 8 characters; without `digits` as many as matter."""
+    """Format a value in at most 8 characters; without `digits`, with as many digits as matter."""
     if number_ is None:
         return "-"
     text = short(number_) if digits is None or number_ != number_ else number(number_, digits)
@@ -109,7 +109,7 @@ def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | 
 
 
 def shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
-    """Of each verb its pattern, seconds and share."""
+    """Return the pattern, seconds and share of each verb."""
     total = sum(seconds.values()) or 1.0
     return [
         Text.assemble(
@@ -121,7 +121,7 @@ def shares(seconds: Mapping[str, float], colors: Colors) -> list[Text]:
 
 
 def where(values: Values, width: int, colors: Colors) -> list[Text]:
-    """Two lines: the bar of a step, and what its parts are. Of a narrow one the least parts are not told."""
+    """Return two lines: the bar of a step, and its parts. Where it is narrow, the smallest parts are left out."""
     seconds = spent(values)
     if not seconds:
         return []

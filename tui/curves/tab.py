@@ -107,7 +107,7 @@ class Curves(RunTab):
         self._want(low, high)
 
     def _point(self) -> None:
-        """The cursor, and what is told of its step."""
+        """Draw the cursor, and the figures of its step."""
         scene, step, values = self.scene, self.scene.step, self.scene.values()
         for metric, now, chart in self._each():
             chart.point(scene.marked, title(metric, scene.runs, step, self._colors, now=now))
@@ -227,7 +227,7 @@ class Curves(RunTab):
 
     @work
     async def action_compare(self) -> None:
-        """With one more run, or one less."""
+        """Ask for a run, and add it to the comparison or remove it."""
         scene = self.scene
         try:
             runs = await asyncio.to_thread(self._on.lorad.client.list, all=True, limit=LISTED)

@@ -1,4 +1,4 @@
-"""What the curves tab is about, without Textual: which runs, which metrics, which steps, and where the cursor is."""
+"""The state of the curves tab, without Textual: which runs, which metrics, which steps, and where the cursor is."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Scene:
         return [*self.metrics, *sorted(set(self.track.series) - set(self.metrics) - set(FACTS))]
 
     def shown(self, places: int) -> range:
-        """By their place among all, so many as there is room for: the page with the current one."""
+        """Return the places of the metrics that fit on the page with the current one."""
         many = 1 if self.alone else min(places, len(self.metrics))
         first = min(self.metric // many * many, len(self.metrics) - many)
         return range(first, first + many)
@@ -83,17 +83,17 @@ class Scene:
         return extent(self.tracks.values()) or (0, 0)
 
     def bounds(self) -> tuple[int, int]:
-        """Of the window."""
+        """Return the first and last step of the window."""
         return self.look.window.bounds(*self.ends())
 
     def near(self, step: int) -> Track:
-        """What is known best about a step of `run`."""
+        """Return the track with the best data on a step of `run`."""
         low, high = self.bounds()
         return self.track.within(low, high) if low <= step <= high else self.track
 
     @property
     def step(self) -> int | None:
-        """Whose values are told: the cursor's, or the last one that is looked at."""
+        """Return the step whose values are shown: the cursor's, or the last one in the window."""
         wanted = self.cursor if self.hover is None else self.hover
         wanted = self.bounds()[1] if wanted is None else wanted
         return self.near(wanted).nearest(wanted)
@@ -104,12 +104,12 @@ class Scene:
         return None if self.cursor is None and self.hover is None else self.step
 
     def values(self) -> Values:
-        """Of that step, by metric."""
+        """Return the values of that step by metric."""
         step = self.step
         return {} if step is None else self.near(step).values(step)
 
     def value(self, metric: str) -> float | None:
-        """Of `run` at that step, or near it."""
+        """Return the value of `run` at that step, or near it."""
         return nearby(metric, self.track, self.step)
 
     def before(self, many: int) -> Iterator[tuple[int, Values]]:
@@ -121,13 +121,13 @@ class Scene:
 
     # -- looking -----------------------------------------------------------------------------------------------------
     def move_cursor(self, by: int) -> None:
-        """By so many steps that are known; the window goes with it."""
+        """Move the cursor by a number of known steps; the window moves with it."""
         at = self.cursor if self.cursor is not None else self.bounds()[1]
         self.cursor = self.near(at).nearest(at, by)
         self.look.window.reveal(self.cursor or 0, *self.ends())
 
     def to_end(self, *, last: bool) -> None:
-        """To the first step, or to the last one, whatever comes."""
+        """Move to the first step, or to the last one, which is then followed."""
         self.cursor = None if last else self.track.nearest(0)
         if self.look.window.span is not None:
             self.look.window.end = None if last else 0

@@ -24,7 +24,7 @@ def default_path() -> Path:
 
 
 class Acknowledged:
-    """What is in the file at first, and what is added. Asked by one thread while another one adds."""
+    """Keeps what is in the file at first, and what is added. One thread reads it while another one adds."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or default_path()

@@ -24,7 +24,7 @@ class Word(NamedTuple):
 
 
 def words(text: str) -> list[Word]:
-    """Of what was typed; those without a value yet are left out."""
+    """Split what was typed into words; words without a value yet are left out."""
     found = (Word(bool(no), field, quoted or plain) for no, field, quoted, plain in WORD.findall(text.casefold()))
     return [word for word in found if word.value]
 
@@ -40,7 +40,7 @@ def has(sought: Mapping[str, str], wanted: Iterable[Word]) -> bool:
 
 
 def fields(run: Run, alarm: str = "") -> dict[str, str]:
-    """Where words are looked for, by field. alarm: the kinds of its alarms, in words."""
+    """Return the text that words are searched in, by field. alarm: the kinds of the run's alarms."""
     state = f"{run.state} {run.reason or ''}"
     found = {
         "state": f"{state} {state.replace('_', ' ')}",

@@ -21,12 +21,12 @@ GIB = 2.0**30
 
 
 def base(model: str) -> str:
-    """Of a path or a hub's name the last part."""
+    """Return the last part of a path or a hub id."""
     return model.rstrip("/").rpartition("/")[2] or model
 
 
 def phase(pool: Pool) -> str:
-    """What its runs do, in words."""
+    """Describe what the runs of a pool do now."""
     counts = Counter(run.phase for run in pool.runs if run.phase != "idle")
     return ", ".join(f"{count} {verb}" if count > 1 else verb for verb, count in counts.items()) or "idle"
 
@@ -54,7 +54,7 @@ def busy(device: Device) -> str:
 
 
 def holder(device: Device) -> str:
-    """Who leases it, and since when."""
+    """Say who leases a device, and since when."""
     lease = device.lease
     if not lease:
         return device.pool or ""
@@ -117,13 +117,13 @@ def event_line(event: Event) -> Text:
 
 
 def clock(event: Event) -> str:
-    """When, today by the minute, before that by the day."""
+    """Format a time: today by the minute, before that by the day."""
     then, now = time.localtime(event.at), time.localtime(time.time())
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%b %d  ", then)
 
 
 def alarms_line(alarms: Sequence[Alarm]) -> Text:
-    """How many, and as many of the worst as there is room for."""
+    """Say how many alarms there are, with as many of the worst as there is room for."""
     parts = Text("  ·  ").join(alarm_text(alarm) for alarm in alarms[:9])
     return Text.assemble((counted(len(alarms), "alarm"), "bold"), "  ", parts)
 

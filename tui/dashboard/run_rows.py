@@ -89,7 +89,7 @@ class CellMaker:
         return made
 
     def _level(self, name: str) -> str:
-        """Of its worst alarm."""
+        """Return the level of the run's worst alarm."""
         return min((alarm.level for alarm in self.alarms.get(name, ())), default="")
 
     def forget(self, names: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ class CellMaker:
 
 
 def state_text(run: Run) -> Text:
-    """A sign and a word; an ended run is told by its reason."""
+    """Return a sign and a word for the state; an ended run shows its reason."""
     word = run.reason or run.state if run.state == "ended" else run.state
     sign, style = SIGNS.get(word, BAD)
     return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
@@ -130,7 +130,7 @@ def eval_text(run: Run) -> str:
 
 
 def owner_text(run: Run, *, is_yours: bool) -> Text:
-    """With a sign where only looking is allowed."""
+    """Return the owner, with a sign where the run may only be looked at."""
     name = one_line(run.owner[:LONGEST])
     return cell(name) if is_yours else Text(f"{NOT_YOURS} {name}", style="dim", no_wrap=True, overflow="ellipsis")
 
@@ -158,7 +158,7 @@ def cell(text: str, style: str = "") -> Text:
 
 
 def values(run: Run) -> dict[str, Any]:
-    """What columns are ordered by."""
+    """Return the values that columns are ordered by."""
     return {
         "name": run.name,
         "state": run.reason or run.state,

@@ -148,7 +148,7 @@ class Dashboard(Base):
         self._draw_why()
 
     def _draw_why(self) -> None:
-        """Of the run under the cursor: why it waits or ended, its alarms, and whether it is somebody else's."""
+        """Show why the run under the cursor waits or ended, its alarms, and whether it belongs to another user."""
         run = self._runs.get(self.table.key or "")
         parts = self._reasons(run) if run else []
         line = self.query_one("#why", Line)
@@ -162,7 +162,7 @@ class Dashboard(Base):
 
     # -- what keys act on ----------------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
-        """In another pane, the run or the pool that the row under the cursor is about."""
+        """Return the chosen things; in another pane, the run or the pool that its row is about."""
         pane = self.focused
         if on == "pool":
             pool = pane.pool(pane.key or "") if isinstance(pane, Pane) else None
@@ -253,7 +253,7 @@ class Dashboard(Base):
             self.table.go(found)
 
     def action_acknowledge(self) -> None:
-        """Of the runs that ended among the chosen ones: their alarms are not shown any more."""
+        """Hide the alarms of the ended runs among the chosen ones."""
         named = [name for name in self.targets("run") if name in self._alarms]
         ended = [self._runs[name] for name in named if self._runs[name].state == "ended"]
         if not ended:
@@ -272,5 +272,5 @@ class Dashboard(Base):
 
 
 def fitting(choices: dict[int, T], room: int) -> T:
-    """Of choices from so much room on, the largest first."""
+    """Return the first choice that fits the room. choices: by the least room they need, the largest first."""
     return next(choice for least, choice in choices.items() if room >= least)

@@ -1,6 +1,6 @@
-"""What the dashboard knows: runs, pools, devices, the last events, and what calls for a look.
+"""The data of the dashboard: runs, pools, devices, the last events, and what needs attention.
 
-Reading costs as little as can be: all runs once, then those that something happened to. No Textual here.
+It reads as little as possible: all runs once, then those with events. It does not use Textual.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ PASSING = frozenset({"queued", "starting"})  # why they wait changes without an 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """At one moment. runs: newest first, those that ended last. events: those that are not routine, newest first.
-    alarms: worst first."""
+    """The state at one moment.
+
+    runs: newest first, those that ended last.
+    events: those that are not routine, newest first.
+    alarms: worst first.
+    """
 
     runs: tuple[Run, ...] = ()
     pools: tuple[Pool, ...] = ()
@@ -72,7 +76,7 @@ class Board:
         self._listed, self._told, self._minute = 0.0, Snapshot(), 0
 
     def read(self, client: Client, changes: Changes) -> Snapshot | None:
-        """What is so now; None when nothing of it changed."""
+        """Return the current snapshot, or None when nothing in it changed."""
         everything, names = changes.everything, self._names(changes)
         if everything or len(names) > NAMES or time.monotonic() - self._listed > LISTED:
             self._list(client)
@@ -88,7 +92,7 @@ class Board:
 
     # -- runs ------------------------------------------------------------------------------------------------------
     def _names(self, changes: Changes) -> list[str]:
-        """What to ask for: runs that something happened to, and with a tick those of which it may have."""
+        """Return the names to ask for: runs with events, and with a tick those that may have changed without one."""
         names = list(changes.kinds)
         if changes.tick:
             passing = [name for name, run in self._runs.items() if run.state in PASSING and name not in changes.kinds]
@@ -101,12 +105,12 @@ class Board:
         self._listed = time.monotonic()
 
     def _same(self, run: Run) -> Run:
-        """What was known before if nothing of it changed: who shows it needs only look whether it is the same."""
+        """Return the known run if nothing in it changed, so that views can compare by identity."""
         before = self._runs.get(run.name)
         return before if before == run else run
 
     def _merge(self, names: Iterable[str], found: Iterable[Run]) -> None:
-        """Of `names`, those that are not found are gone."""
+        """Take in the runs that were found; those of `names` that were not found are gone."""
         fresh = {run.name: self._same(run) for run in found if self._is_listed(run)}
         moved = [run for name, run in fresh.items() if self._place(name) != place(run)]
         for name in set(names) - set(fresh):
@@ -143,7 +147,7 @@ class Board:
         return told
 
     def _held(self, found: list[Alarm]) -> list[Alarm]:
-        """What one step raises and the next one does not stays for a while: nobody reads what blinks."""
+        """Keep a step's alarm for a while even if the next step does not raise it, as nobody can read what blinks."""
         now, there = time.monotonic(), {(alarm.kind, alarm.subject) for alarm in found}
         self._raised |= {(alarm.kind, alarm.subject): (now, alarm) for alarm in found if alarm.kind in PER_STEP}
         self._raised = {
@@ -160,7 +164,7 @@ def has_ended(run: Run) -> bool:
 
 
 def place(run: Run) -> tuple[bool, float]:
-    """What runs are ordered by."""
+    """Return the key by which runs are ordered."""
     return has_ended(run), -run.created_at
 
 

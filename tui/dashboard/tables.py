@@ -33,7 +33,7 @@ class Pane(Rows):
         self.border_title = self.TITLE
 
     def show_from_top(self, rows: dict[str, Cells]) -> None:
-        """What is first is seen, unless somebody is in the table."""
+        """Show the rows from the first one, unless the table has the focus."""
         self.show(rows)
         if not self.has_focus:
             self.turn(0, 0)

@@ -1,4 +1,4 @@
-"""One of a few words, on one line: the arrows turn it, a letter goes to the next that begins with it."""
+"""A field with one of a few words: the arrows turn it, a letter goes to the next word that begins with it."""
 
 from __future__ import annotations
 

@@ -97,14 +97,14 @@ class Panes(Container):
         return self._keys.get(field, "") if field is not None else ""
 
     def focus_on(self, key: str) -> None:
-        """Of a key without a field, the one for whatever else."""
+        """Focus the field of a key; a key without a field has that for any other key."""
         by_key = {key: made for made, key in self._keys.items()}
         if not self.query_one(Fields).display:
             self.remove_class("-flip")
         by_key.get(key, by_key[MORE]).focus()
 
     def move(self, by: int) -> None:
-        """To the field before or after, as far as there is one, at once; the YAML goes a line up or down."""
+        """Focus the field before or after at once, if there is one; the YAML scrolls by a line."""
         fields, focused = list(self._keys), self.screen.focused
         if focused in self._keys:
             self.screen.set_focus(fields[min(max(fields.index(focused) + by, 0), len(fields) - 1)])

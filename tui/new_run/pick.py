@@ -1,4 +1,4 @@
-"""What a new run begins with: a template, a file, or another run; narrowed by typing."""
+"""Picks what a new run starts from: a template, a file, or another run; typing narrows the list."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Offer:
 
 
 class Pick(ModalScreen[Source | None]):
-    """None: the user thought better of it."""
+    """Returns what was picked, or None if the user left."""
 
     BINDINGS = keys.OVER + keys.PICK
     AUTO_FOCUS = "Input"

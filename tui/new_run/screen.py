@@ -94,7 +94,7 @@ class NewRun(Base):
 
     @property
     def changed(self) -> int:
-        """How many fields are not as they were."""
+        """Return how many fields differ from what they were at first."""
         first = self._source.texts
         return sum(text.strip() != first.get(key, "").strip() for key, text in self._texts.items())
 
@@ -114,7 +114,7 @@ class NewRun(Base):
         self.panes.show(marked, self._source.given)
 
     def _say(self) -> None:
-        """What is wrong, of the field that is focused first; else what that field is."""
+        """Show what is wrong, first in the focused field; if nothing is, describe that field."""
         key, wrong = self.panes.key_of(self.focused), self._draft.wrong | self._refused
         told = wrong.get(key) or next(iter(wrong.values()), "")
         if told:
@@ -211,7 +211,7 @@ class NewRun(Base):
             self.say_error(error)
 
     def _text_at(self, directory: Path) -> str:
-        """With paths as they are meant from there."""
+        """Return the YAML with its paths rewritten for that directory."""
         return text_of(rebased(self._draft.values, self._source.cwd, directory))
 
     @work

@@ -1,4 +1,4 @@
-"""What happened to a run, newest first, in words; of all kinds, of one, or those with some words."""
+"""The events of a run, newest first: of all kinds, of one kind, or those that contain some words."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Events(RunTab):
         self._draw()
 
     def _draw(self) -> None:
-        """With the cursor on the newest if it was there."""
+        """Draw the rows, and keep the cursor on the newest one if it was there."""
         stays = self._table.cursor_row > 0
         found = {key: row for key, row in self._rows.items() if self._wants(row)}
         self._table.show(found)
@@ -124,7 +124,7 @@ class Events(RunTab):
         self.screen.set_focus(field)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """With nothing to undo escape leads back, as everywhere."""
+        """Disable `unfilter` when no filter is set, so that escape leads back as everywhere."""
         if action == "unfilter":
             return bool(self._kind) or self.query_one(Input).display
         return keys.opens(self.screen, action)
@@ -156,7 +156,7 @@ def cells(event: Event) -> Cells:
 
 
 def what(event: Event) -> str:
-    """In words; of a step its main figures too."""
+    """Describe an event; for a step with its main figures."""
     metrics = event.data.get("metrics")
     if event.kind != "step" or not isinstance(metrics, dict):
         return told(event)
@@ -174,6 +174,6 @@ def moment(at: float) -> str:
 
 
 def when(at: float) -> str:
-    """Of today the time, else the day too."""
+    """Format a time; the date is left out for today."""
     then = time.localtime(at)
     return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)

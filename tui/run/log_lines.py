@@ -27,8 +27,10 @@ Words = list[tuple[bool, str]]  # whether it must not be there, and the word in 
 
 
 def clean(text: str) -> str:
-    """What a program printed, with nothing left that a terminal would obey but line breaks. Of what is written over
-    itself (a progress bar) the last counts; a carriage return before it says that it does."""
+    """Remove from a program's output what a terminal would obey, except line breaks.
+
+    If a line is overwritten (a progress bar), its last text counts; a carriage return in front marks such a text.
+    """
     return "\n".join(_clean(line) for line in text.replace("\r\n", "\n").split("\n"))
 
 
@@ -67,7 +69,7 @@ class LogLines:
         self.words: Words = []
         self.width = 0
         self._most = most
-        self._is_open = False  # the last line goes on with the next text
+        self._is_open = False  # the last line continues with the next text
 
     def clear(self) -> None:
         self.all.clear()

@@ -22,7 +22,7 @@ class LogView(ScrollView, can_focus=True):
     """
 
     class Followed(Message):
-        """It follows its end now, or does not any more."""
+        """The view now follows the end of the log, or no longer does."""
 
     def __init__(self, lines: LogLines, *, id: str) -> None:
         super().__init__(id=id)
@@ -41,7 +41,7 @@ class LogView(ScrollView, can_focus=True):
         self.refresh()
 
     def changed(self) -> None:
-        """From the end on."""
+        """Show the log again, from its end."""
         self._measure()
         self._follow(True)
         self._to_end()

@@ -1,4 +1,4 @@
-"""What the processes of a run print: one of them at a time, followed, and filtered line by line."""
+"""Shows what the processes of a run print: one of them at a time, followed, and filtered line by line."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ MOST_SERVERS = 32
 
 
 class Part(NamedTuple):
-    """Some text of the log of process `of`. is_new: it stands for what was shown before. before: bytes of the log that
-    are left out. sources: the processes that have logs."""
+    """A part of the log of process `of`.
+
+    is_new: it replaces what was shown before.
+    before: bytes of the log that are left out.
+    sources: the processes that have logs.
+    """
 
     of: str
     sources: list[str]
@@ -116,7 +120,7 @@ class Logs(RunTab):
         self._tell()
 
     def _tell(self) -> None:
-        """Which process, whether it is followed, how much there is."""
+        """Show which process it is, whether it is followed, and how much there is."""
         lines, view = self._lines, self.query_one(LogView)
         line = self.query_one(Sources)
         line.names = self._sources if self._of in self._sources else [*self._sources, self._of]
@@ -160,7 +164,7 @@ class Logs(RunTab):
         self.screen.set_focus(field)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Without a filter escape leads back, as everywhere."""
+        """Disable `unfilter` when there is no filter, so that escape leads back as everywhere."""
         return self.query_one(Input).display if action == "unfilter" else keys.opens(self.screen, action)
 
     def action_unfilter(self) -> None:

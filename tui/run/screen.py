@@ -1,4 +1,4 @@
-"""One run: who it is at the top, and tabs of what there is to know about it."""
+"""The screen of one run: a head that describes it, and tabs with everything about it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class News(NamedTuple):
 
 
 class Panes(TabbedContent):
-    """The focus follows the tab; never the tab the focus, which is told later than a key that was pressed meanwhile."""
+    """Tabs whose focus follows the tab, never the reverse: a focus event may arrive later than the next key."""
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.stop()

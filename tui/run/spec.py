@@ -42,7 +42,7 @@ class Prompt(Input):
     BINDINGS = keys.PROMPT
 
     class Closed(Message):
-        """With escape."""
+        """The prompt was closed with escape."""
 
     def action_close(self) -> None:
         self.value = ""
@@ -97,7 +97,10 @@ class SpecTab(RunTab):
         return values if self._all else differing(values)
 
     def _lines(self) -> list[SpecLine]:
-        """With an other run: what differs, or with `_all` everything. `-` and `+`: only one of both tells it."""
+        """Return the lines to show: those that differ from the other run, or all of them with `_all`.
+
+        `-` and `+` mark lines that only one of both has.
+        """
         if self._other is None:
             return lines(self.spec)
         found = lines(self.spec, self._told(self._other))
@@ -133,7 +136,7 @@ class SpecTab(RunTab):
         return self.query_one("#spec-search", Input).value.strip().lower()
 
     def _go(self, match: int) -> None:
-        """To a line that has what is searched for; after the last comes the first."""
+        """Scroll to a match; after the last one comes the first."""
         found = [place for place, line in enumerate(self._lines()) if self._searched in line.text.lower()]
         if self._searched and found:
             self._match = match % len(found)

@@ -52,7 +52,7 @@ def is_held(version: Version) -> bool:
 
 
 def forks(runs: Sequence[Run], run: str) -> dict[str, int]:
-    """Of a list of runs, oldest first, those that were forked from `run`."""
+    """Return the runs that were forked from `run`, with the version each came from; oldest first."""
     found = dict[str, int]()
     for one in reversed(runs):
         name, _, number = (one.origin or "").rpartition("@")
@@ -81,7 +81,7 @@ class Painter:
         self._made: dict[str, tuple[Any, Cells]] = {}
 
     def rows(self, known: History) -> dict[str, Cells]:
-        """By key, newest first."""
+        """Return the rows by key, newest first."""
         laid = layout(known)
         versions = {str(one.version): one for one in known.versions}
         counts = {row.key for row in laid if not row.rails}  # what came to be what the run is now
@@ -101,7 +101,7 @@ class Painter:
 
 
 def stranger(row: version_tree.Row, known: History) -> Cells:
-    """Of what is no version of this run."""
+    """Return the row of a node that is not a version of this run."""
     empty = {column.key: Text() for column in COLUMNS}
     if row.key == ORIGIN:
         return {**empty, "version": Text(f"{row.rails}◇ {one_line(known.origin)}"), "state": Text("origin")}

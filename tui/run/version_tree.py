@@ -18,9 +18,11 @@ class Row(NamedTuple):
 
 
 def drawn(parents: Mapping[str, str | None], tip: str | None = None, leaves: Collection[str] = ()) -> list[Row]:
-    """Every node once. parents: by node, oldest first, each parent before its children; one that is not there counts
-    as none. tip: its ancestors are the trunk, without rails; elsewhere a line goes on with what grew last. leaves: no
-    line goes on with them if it can with something else.
+    """Lay out the tree so that every node appears once.
+
+    parents: by node, oldest first, each parent before its children; a parent that is not there counts as none.
+    tip: its ancestors are the trunk, without rails; elsewhere a line continues with what grew last.
+    leaves: no line continues with one of them if it can continue with something else.
 
     A branch stands right above the node that it grew from, its first node beside a joint.
     """
@@ -39,7 +41,7 @@ def drawn(parents: Mapping[str, str | None], tip: str | None = None, leaves: Col
 
 
 def _line(node: str, heirs: Mapping[str, str]) -> list[str]:
-    """From its first node on."""
+    """Return the nodes of a line from its first node on."""
     line = [node]
     while (heir := heirs.get(line[-1])) is not None:
         line.append(heir)
@@ -56,7 +58,7 @@ def _rails(level: int, is_first: bool) -> str:
 def _lines(
     parents: Mapping[str, str | None], tip: str | None, leaves: Collection[str]
 ) -> tuple[dict[str, str], dict[str, list[str]], Sequence[str]]:
-    """Who goes on the line of a node, who else grew from it, and what grew from nothing; oldest first."""
+    """Return who continues the line of each node, who else grew from it, and the roots; oldest first."""
     children, newest, roots = dict[str, list[str]](), {key: n for n, key in enumerate(parents)}, list[str]()
     for key, parent in parents.items():
         (children.setdefault(parent, []) if parent is not None and parent in parents else roots).append(key)
@@ -74,7 +76,7 @@ def _lines(
 
 
 def _ancestors(parents: Mapping[str, str | None], node: str | None) -> Iterator[str]:
-    """With the node itself."""
+    """Yield the node and its ancestors."""
     while node is not None and node in parents:
         yield node
         node = parents[node]

@@ -124,7 +124,7 @@ class Versions(RunTab):
         return [f"{self.run_name}@{key}" for key in chosen if key in self._versions]
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        """To be served: under the name that serves another version of this run."""
+        """Suggest the alias that serves another version of this run."""
         names = [name for version in self._history.versions for name in version.aliases]
         return {"alias": names[0]} if verb == "swap" and len(names) == 1 else {}
 

@@ -58,7 +58,7 @@ class Group:
 
 
 class Hit(NamedTuple):
-    """Where a search found something. sample: its place in the group as drawn; -1: in the prompt."""
+    """A place where a search found something. sample: its place in the group as drawn; -1: in the prompt."""
 
     group: str
     sample: int
@@ -92,7 +92,7 @@ def _sample(row: shapes.Sample) -> Sample:
 
 
 def finite(value: Any) -> float | None:
-    """None for what is no number."""
+    """Return the value, or None if it is not a finite number."""
     try:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
     except OverflowError:
@@ -125,7 +125,7 @@ def ordered(samples: Sequence[Sample], by: str) -> list[int]:
 
 
 def hits(groups: Iterable[Group], wanted: str, by: str) -> list[Hit]:
-    """Where prompts and completions hold what is wanted, whatever its case, in the order in which they are shown."""
+    """Return where prompts and completions contain the text, ignoring case, in the order in which they are shown."""
     if not wanted:
         return []
     look, found = re.compile(re.escape(inert(wanted)), re.IGNORECASE), list[Hit]()

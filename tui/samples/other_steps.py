@@ -20,7 +20,11 @@ KNOWN = 4096  # steps whose prompts are remembered
 
 
 class Other(NamedTuple):
-    """groups: all of that step. says: which prompt this is, in words."""
+    """A prompt in another step.
+
+    groups: all groups of that step.
+    says: which prompt this is.
+    """
 
     step: int
     group: Group
@@ -29,7 +33,7 @@ class Other(NamedTuple):
 
 
 class Lookup:
-    """Of one attempt of a run: after a resume a step may have other samples."""
+    """Find prompts in other steps of one attempt; after a resume a step may have other samples."""
 
     def __init__(self, client: Client, run: str) -> None:
         self._client, self._run = client, run
@@ -94,7 +98,7 @@ def nearby(step: int, newest: int) -> Iterator[int]:
 
 
 class Here(NamedTuple):
-    """What another step is looked at beside of. newest: the run's last step."""
+    """The prompt that another step is compared with. newest: the run's last step."""
 
     step: int
     newest: int
@@ -111,7 +115,7 @@ class Ask(NamedTuple):
 
 
 def compared(lookup: Lookup, here: Here, ask: Ask, is_over: Callable[[], bool]) -> tuple[str, list[Section]]:
-    """What it was compared with, in words, and both, the earlier step first. Raises LoradError."""
+    """Return what the prompt was compared with, and both sides, the earlier step first. Raises LoradError."""
     if ask.step is None:
         other = lookup.nearest(here.step, here.newest, here.group, is_over)
     else:

@@ -63,7 +63,7 @@ def cells(group: Group, same: int, measure: Scale, found: int) -> dict[str, Text
 
 
 def values(group: Group) -> dict[str, Any]:
-    """What the table orders by."""
+    """Return the values that the table is ordered by."""
     rewards = group.rewards
     return {
         "mean": group.mean,
@@ -74,7 +74,7 @@ def values(group: Group) -> dict[str, Any]:
 
 
 def common(prompts: Sequence[str]) -> int:
-    """How much all prompts begin with, to the word; 0 when that is little."""
+    """Return how much all prompts have in common at the start, up to a word; 0 if that is little."""
     first, last = (edge((prompt[: START * 10] for prompt in prompts), default="") for edge in (min, max))
     most = min(len(first), len(last)) if len(prompts) > 1 else 0
     same = first[: next((i for i in range(most) if first[i] != last[i]), most)]
@@ -83,7 +83,7 @@ def common(prompts: Sequence[str]) -> int:
 
 
 def head(step: Step, wanted: int | None, measure: Scale, more: Sequence[str]) -> Text:
-    """Which step this is, and what is done with it. wanted: the step that was asked for; None: the latest."""
+    """Return the line that says which step is shown and how. wanted: the step that was asked for; None: the latest."""
     samples = [sample for group in step.groups for sample in group.samples]
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     failed = sum(bool(sample.error) for sample in samples)

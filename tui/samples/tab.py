@@ -142,7 +142,7 @@ class Samples(RunTab):
         self._draw_text()
 
     def _draw_text(self) -> None:
-        """Only when it is another one."""
+        """Draw the text, only if it is another one."""
         group, step = self.group, self._step
         beside = (self._beside_step, self._word_by_word) if self._is_beside else None
         wanted = (step.attempt, step.number, step.words, group and group.id, self._by, beside)
@@ -190,7 +190,7 @@ class Samples(RunTab):
         self._draw()
 
     def action_find(self, by: int) -> None:
-        """To the next match, round and round."""
+        """Go to the next match; after the last one comes the first."""
         if not self._hits:
             return
         self._hit = (self._hit + by) % len(self._hits) if self._hit >= 0 or by > 0 else len(self._hits) - 1
@@ -260,7 +260,7 @@ class Samples(RunTab):
             self._search("")
 
     def action_ask(self, what: str) -> None:
-        """For a line of text, see ASKED."""
+        """Ask for a line of text; see ASKED."""
         self._asks, asked = what, self._input
         asked.placeholder, asked.restrict = ASKED[what], None if what == "search" else r"[0-9]{0,7}"
         asked.value, asked.display = self._needle if what == "search" else "", True

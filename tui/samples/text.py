@@ -18,7 +18,7 @@ HALF = 4  # cells of a bar, to each side where there is a 0
 
 
 class Scale(NamedTuple):
-    """Of a step: its smallest and largest reward, and the largest advantage of either sign."""
+    """The smallest and largest reward of a step, and its largest advantage of either sign."""
 
     low: float
     high: float
@@ -125,7 +125,7 @@ def _prompts(before: Side, after: Side) -> Section:
 
 
 def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> Section:
-    """What only one of them has is underlined. is_second: which of them has a key, its place."""
+    """Return two texts with what only one of them has underlined. is_second: which of them has a key, its place."""
     pieces, blocks = text_diff.words(*texts), list[Block]()
     for side, (left_out, style) in enumerate(((text_diff.NEW, "underline red"), (text_diff.GONE, "underline green"))):
         spans = _spans([piece for piece in pieces if piece.op != left_out], style)

@@ -1,1 +1,1 @@
-"""One screen a file."""
+"""Screens, each in a file of its own."""

@@ -1,4 +1,4 @@
-"""What an action needs to know: a few fields, checked as they are typed, and the command that they make."""
+"""Asks for what an action needs: a few fields, checked as they are typed, and the command that they make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = dict[str, str]
 
 
 class Ask(ModalScreen[Values | None]):
-    """What was typed, by field; None when the user thought better of it. line: the command, from the values."""
+    """Returns what was typed, by field, or None if the user left. line: makes the command from the values."""
 
     BINDINGS = keys.OVER + keys.ASK
     AUTO_FOCUS = "Input"

@@ -53,11 +53,11 @@ class Base(Screen[None]):
         raise NotImplementedError
 
     def targets(self, on: str) -> list[str]:
-        """What an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
+        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
         raise NotImplementedError
 
     def owner(self, target: str) -> str | None:
-        """Whose a target is, as far as the screen knows."""
+        """Return the owner of a target, as far as the screen knows."""
         return None
 
     def has(self, target: str) -> bool:
@@ -65,11 +65,11 @@ class Base(Screen[None]):
         return True
 
     def state(self, run: str) -> str:
-        """Of a run, as far as the screen knows; ""."""
+        """Return the state of a run, or "" if the screen does not know it."""
         return ""
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        """What stands in the fields of an action at first."""
+        """Return the initial texts of an action's fields."""
         return {}
 
     def read(self, client: Client, changes: Changes) -> Any | None:
@@ -102,9 +102,9 @@ class Base(Screen[None]):
         self.say_error(message.error)
 
     def say_title(self, text: Text) -> None:
-        """With what holds everywhere: nothing is done, nothing is refreshed."""
+        """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
-        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p goes on"] * self.lorad.frozen
+        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p continues"] * self.lorad.frozen
         self.query_one("#title", Line).say(Text.assemble(text, *(part for mark in marks for part in ("  ", mark))))
 
     def _tell_lost(self, lost: str) -> None:
@@ -114,8 +114,10 @@ class Base(Screen[None]):
 
     # -- the status line -------------------------------------------------------------------------------------------
     def offer(self, line: str, *targets: str) -> None:
-        """How the shell shows what is shown here, until something is done, and as long as that is about the same: of
-        what is gone, what came of it stays until another one is chosen."""
+        """Offer the shell command for what is shown here.
+
+        After an action its result stays on the status line, until another subject is chosen.
+        """
         if self._acted_on and not any(map(self.has, self._acted_on)):
             self._acted_on = targets
         if not self._acted_on or self._acted_on != targets:
@@ -207,7 +209,7 @@ class Base(Screen[None]):
             raise LoradError(f"{some}{refused.message}", hint=refused.hint)
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """What `offer` compares with: as long as the same is chosen, what was done stays on the status line."""
+        """Return what `offer` compares with: the status line keeps a result as long as the same things are chosen."""
         return tuple(targets)
 
     # -- ways to other screens --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from lorad.text import one_line
 from lorad.tui import keys
 
 HEIGHTS = [(0, "-short"), (15, "-tall")]  # of the terminal, see `DEFAULT_CSS`
-MOST = 12  # of those acted on that are told one by one
+MOST = 12  # names that are listed one by one
 
 
 class Confirm(ModalScreen[bool]):

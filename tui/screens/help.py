@@ -110,7 +110,7 @@ def nearest(here: Sequence[str]) -> Sections:
 
 
 def found(words: Sequence[str], keymap: Mapping[str, str]) -> Sections:
-    """Of all keys those that have all words."""
+    """Return the keys that match all words."""
     has = {
         heading: [key for key in some if all(word in searched(heading, key, keymap) for word in words)]
         for heading, some in listed().items()
@@ -119,7 +119,7 @@ def found(words: Sequence[str], keymap: Mapping[str, str]) -> Sections:
 
 
 def searched(heading: str, key: Binding, keymap: Mapping[str, str]) -> str:
-    """What a search looks through."""
+    """Return the text that a search looks through."""
     return f"{heading} {typed(key, keymap)} {meaning(key)} {key.id}".casefold()
 
 
@@ -128,7 +128,7 @@ def listed() -> Sections:
 
 
 def typed(key: Binding, keymap: Mapping[str, str]) -> str:
-    """The keys that do it, as they are told."""
+    """Return the names of the keys for this action."""
     return key_names(keymap.get(key.id or "", key.key))
 
 
@@ -155,7 +155,7 @@ def key_name(key: str) -> str:
 
 
 def meaning(binding: Binding) -> str:
-    """What an action does; of the others their description."""
+    """Return what an action does; for other keys, their description."""
     verb = binding.action.partition("'")[2].rstrip("')")
     action = ACTIONS.get(verb)
     return f"{binding.description}: {action.says[0].lower()}{action.says[1:]}" if action else binding.description

@@ -1,4 +1,4 @@
-"""What a tab of the run's screen is."""
+"""The base class of the tabs of the run's screen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunTab(Vertical):
         self.run_name = run
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Any | None:
-        """What to show, or None when nothing of it changed. run: as `Client.show` has it."""
+        """Return what to show, or None when nothing in it changed. run: as `Client.show` returned it."""
         raise NotImplementedError
 
     def show(self, data: Any) -> None:

@@ -71,7 +71,7 @@ class Reader:
         return Data(aliases, loaded, dict(self._rewards), alias, moves, kept)
 
     def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
-        """Of steps that made what is served: of a few, the others with the next readings."""
+        """Ask for the rewards of the steps whose versions are served, a few at each reading."""
         missing = [row for row in aliases if version_of(row) not in self._rewards and row.step]
         if len(self._rewards) + AT_ONCE > MOST_REWARDS:
             self._rewards.clear()
@@ -100,7 +100,7 @@ def version_of(row: ServedAlias | Move) -> str:
 
 
 def values(row: ServedAlias, data: Data) -> dict[str, Any]:
-    """By column; None where it is not known."""
+    """Return the values by column; None where unknown."""
     traffic, version = row.traffic, version_of(row)
     return {
         "alias": row.alias,
@@ -153,7 +153,7 @@ def rate(value: float | None, digits: int) -> Text:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """As short as a cell needs: 840ms, 3.39s, 12.5s."""
+    """Format seconds as short as a cell needs: 840ms, 3.39s, 12.5s."""
     if seconds is None:
         return "-"
     if seconds < 0.9995:

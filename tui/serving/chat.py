@@ -30,7 +30,7 @@ SIGN = "✖"
 
 
 class Answered(Message):
-    """To the chat, from a thread. number: of the question."""
+    """Carries an answer from a thread to the chat. number: the number of the question."""
 
     def __init__(self, number: int, side: str, answer: Answer) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Answered(Message):
 
 
 class Side(Vertical):
-    """What one version says."""
+    """The answers of one version."""
 
     DEFAULT_CSS = """
     Side { width: 1fr; height: 100%; }
@@ -68,7 +68,7 @@ class Side(Vertical):
         self.draw()
 
     def draw(self) -> None:
-        """How long it takes."""
+        """Show how long the answer has taken so far."""
         if self.since is not None:
             waited = time.monotonic() - self.since
             self.head.say(Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s"))
@@ -97,7 +97,7 @@ def about(target: str, answer: Answer) -> Text:
 
 
 class Chat(Vertical):
-    """As `lorad generate` asks: a prompt is wrapped in the chat template where the run's own prompts are."""
+    """A chat that asks like `lorad generate`: prompts get the chat template if the run's own prompts do."""
 
     BINDINGS = keys.CHAT
     SCOPED_CSS = False  # it goes by the classes of its screen
@@ -178,7 +178,7 @@ class Chat(Vertical):
         self.query_one("#prompt", Input).focus()
 
     def suggest(self, names: Iterable[str]) -> None:
-        """What targets are completed from."""
+        """Set what targets are completed from."""
         known = SuggestFromList(names, case_sensitive=True)
         for side in SIDES:
             self.query_one(f"#{side}", Input).suggester = known
@@ -221,7 +221,7 @@ class Chat(Vertical):
         if cast(AppPort, self.app).readonly:
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
-            raise Conflict("The answer before is awaited.", hint="esc drops it.")
+            raise Conflict("The answer to the last prompt is still coming.", hint="esc drops it.")
         if self.under_way + count > asking.MOST:
             raise Conflict(f"{self.under_way} answers that were dropped are under way.", hint="Wait for some.")
 
@@ -257,7 +257,7 @@ class Chat(Vertical):
             side.draw()
 
     def _rest(self) -> None:
-        """Nothing moves while nothing is awaited."""
+        """Pause the timer if no answer is pending."""
         if self._timer is not None and not self.is_waiting:
             self._timer.pause()
 
@@ -277,7 +277,7 @@ class Chat(Vertical):
         self._place = len(self._history)
 
     def action_recall(self, by: int) -> None:
-        """Of prompts that were asked; past the newest one, an empty one."""
+        """Recall an earlier prompt; past the newest one, the field is empty."""
         self._place = min(max(self._place + by, 0), len(self._history))
         field = self.query_one("#prompt", Input)
         field.value = self._history[self._place] if self._place < len(self._history) else ""

@@ -1,4 +1,4 @@
-"""What the chat asks: a prompt for one or two versions, and how it should be answered."""
+"""Asks the questions of the chat: a prompt for one or two versions, and how it should be answered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """version: that answered. wrong: why there is none, in words."""
+    """An answer, or the reason why there is none.
+
+    version: the one that answered.
+    wrong: why there is no answer.
+    """
 
     version: str = ""
     text: str = ""
@@ -53,7 +57,7 @@ class Answer:
 
 
 def sampling_of(temperature: str, most: str, seed: str) -> Sampling:
-    """From what was typed. Raises SpecError."""
+    """Read the sampling parameters that were typed. Raises SpecError."""
     return Sampling(
         typed(float, temperature or "0", 0, "temperature", "a number from 0 on"),
         typed(int, most or "64", 1, "max tokens", "a whole number from 1 on"),

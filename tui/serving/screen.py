@@ -1,4 +1,4 @@
-"""What is served under which name, how much it is asked for, and a chat to try a version beside another."""
+"""Shows what is served under which name and how much it is used, and offers a chat that compares two versions."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Serving(Base):
 
     # -- the chat ------------------------------------------------------------------------------------------------------
     def action_chat(self) -> None:
-        """With what is under the cursor, and beside it what that served before."""
+        """Open a chat with what is under the cursor, beside the version it served before."""
         self.set_class(True, "-chat")
         self.chat.open(*self._compared())
 

@@ -37,7 +37,7 @@ ORIGIN = "403: pages from elsewhere may ask lorad nothing.\n"
 
 
 class Door:
-    """Of one server. `base`: the path under which everything lies, without a slash at its end."""
+    """Guards one server. base: the path under which everything lies, without a slash at its end."""
 
     def __init__(self, port: int) -> None:
         self.base = f"/{secrets.token_urlsafe(16)}"
@@ -94,5 +94,5 @@ class Door:
 
 
 def same(brought: str, ours: str) -> bool:
-    """In a time that does not tell how much of it is right."""
+    """Compare in constant time."""
     return secrets.compare_digest(brought.encode(errors="replace"), ours.encode())

@@ -1,4 +1,4 @@
-"""What a session's screens are written to: textual-serve's packets on stdout."""
+"""Writes a session's screens to stdout as textual-serve's packets."""
 
 from __future__ import annotations
 

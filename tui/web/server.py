@@ -47,7 +47,7 @@ def listener(port: int) -> socket.socket:
 
 
 class Site(Server):
-    """What it serves lies under `door.base`; there is no other way in."""
+    """Serves everything under `door.base`; there is no other way in."""
 
     def __init__(self, home: Path, listening: socket.socket, *, readonly: bool = False) -> None:
         self._listening, self._home, self._argv = listening, str(home), command(readonly)

@@ -17,7 +17,7 @@ from textual_serve.download_manager import DownloadManager
 from lorad.text import printable
 
 READY = b"__GANGLION__\n"  # what WebDriver says first
-GRACE = 3.0  # seconds that a process has to end by itself
+GRACE = 3.0  # seconds that a process has to end on its own
 
 
 class Session(AppService):
@@ -95,12 +95,12 @@ class Session(AppService):
 
 
 async def tell(stderr: asyncio.StreamReader) -> None:
-    """What the process says of itself, as an error at its start, belongs where the server was started."""
+    """Copy what the process prints on stderr, such as an error at its start, to the server's own stderr."""
     while text := await stderr.read(4096):
         sys.stderr.write(printable(text.decode(errors="replace")))
         sys.stderr.flush()
 
 
 def command(readonly: bool) -> list[str]:
-    """What each tab runs."""
+    """Return the command that each tab runs."""
     return [sys.executable, "-m", "lorad", "tui", *(["--readonly"] if readonly else [])]

@@ -1,4 +1,4 @@
-"""Which columns of a table fit, and how wide they are."""
+"""Decides which columns of a table fit, and how wide they are."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from rich.cells import cell_len
 
-MOST = 4  # characters to a cell of the width, at most: what takes no room at all goes on in the next line as well
+MOST = 4  # characters to a cell of the width, at most: characters without width continue in the next line
 Piece = tuple[int, int]  # begin and end of a line
 
 
 def folded(text: str, width: int) -> Iterator[Piece]:
-    """At line ends and spaces, and within words that are longer than a line."""
+    """Fold text at line ends and spaces, and within words that are longer than a line."""
     width = max(width, 2)
     start = 0
     while True:
@@ -41,7 +41,7 @@ def _paragraph(text: str, start: int, stop: int, width: int) -> Iterator[Piece]:
 
 
 def fitting(text: str, width: int) -> int:
-    """How many characters fit, at least one if there is one."""
+    """Return how many characters fit, at least one if there is one."""
     if text[:width].isascii():
         return min(len(text), width)
     low, high = 1, len(text)  # so many fit, more do not

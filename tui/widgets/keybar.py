@@ -1,4 +1,4 @@
-"""The keys at the bottom: one line, where Textual's footer has a widget for each key and makes all of them anew."""
+"""The keys at the bottom in one line; Textual's footer has a widget for each key and recreates all of them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class KeyBar(Widget):
         return sorted(placed, key=lambda each: each[0])
 
     def _fitting(self, room: int) -> list[Key]:
-        """Those that are always told and then the others, as long as each one fits."""
+        """Return the keys that fit, those that are always shown first."""
         fitting = set[Key]()
         for key in sorted(self.keys, key=lambda key: not key.is_kept):
             if (room := room - key.width - bool(fitting)) < 0:

@@ -24,8 +24,11 @@ Parts = Sequence[Segment]
 
 
 class Lines(ScrollView, can_focus=True):
-    """Who inherits says what stands where (`heading`, `line`), how many there are (`resize_to`), and when one changed
-    (`redraw`)."""
+    """Base class of widgets that draw lines.
+
+    A subclass defines what is in each line (`heading`, `line`), sets their number (`resize_to`), and reports changed
+    ones (`redraw`).
+    """
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,4 +1,4 @@
-"""One of many, by typing a part of its name."""
+"""Picks one of many by typing a part of its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST = 200  # lines that are shown at once
 
 
 class Choose(ModalScreen[str | None]):
-    """The key that was chosen, or None. options: what is told of each key; its text is what is searched."""
+    """Returns the key that was chosen, or None. options: the text of each key, which is what is searched."""
 
     DEFAULT_CSS = """
     Choose { align: center middle; background: $background 60%; }

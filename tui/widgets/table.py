@@ -85,13 +85,13 @@ class Rows(Lines):
 
     @property
     def says(self) -> str:
-        """What is not told by the rows themselves: page, order, marks."""
+        """Describe what the rows do not show themselves: page, order, marks."""
         parts = [f"page {self.page + 1}/{self.pages}"] if self.pages > 1 else []
         parts += [f"{len(self.marked)} marked"] if self.marked else []
         return " · ".join(parts)
 
     def cells(self, key: str) -> Cells:
-        """What a row of the page shows."""
+        """Return the cells of a row of the page."""
         return self._shown[key]
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Rows(Lines):
         self._draw(at)
 
     def _draw(self, at: str | None) -> None:
-        """With the cursor on row `at` if the page has it."""
+        """Draw the page, with the cursor on row `at` if the page has it."""
         if not self.size.width:
             return  # nobody sees it: drawn when it gets a size
         names, before, shown = self._names[self.page * PAGE : (self.page + 1) * PAGE], self.on_page, self._shown
@@ -137,7 +137,7 @@ class Rows(Lines):
         self.moved()
 
     def _row(self, name: str) -> Cells:
-        """What is to be shown of it; the same object as before where nothing changed."""
+        """Return the cells of a row; the same object as before if nothing changed."""
         given, is_marked = self._given[name], name in self.marked
         made, before = self._made.get(name), self._shown.get(name)
         self._made[name] = given, is_marked
@@ -147,7 +147,7 @@ class Rows(Lines):
         return before if before == row else row
 
     def _with_mark(self, name: str, row: Cells) -> Cells:
-        """A sign before the first column, so that marks are not told by colour alone."""
+        """Put a sign before the first column, so that colour is not the only mark."""
         first = self._wanted[0].key
         return {**row, first: Text(MARK if name in self.marked else " ").append_text(row[first])}
 
@@ -199,7 +199,7 @@ class Rows(Lines):
 
     # -- keys --------------------------------------------------------------------------------------------------------
     def action_mark(self) -> None:
-        """Of the row under the cursor; the cursor goes on."""
+        """Mark the row under the cursor, or remove the mark, and move the cursor down."""
         if (name := self.key) is not None:
             self.marked ^= {name}
             self._draw(name)
@@ -210,7 +210,7 @@ class Rows(Lines):
         self._draw(self.key)
 
     def action_order(self) -> None:
-        """By the next column, and after the last one as it was."""
+        """Order by the next column; after the last one, use the original order."""
         names = ["", *(column.key for column in self._wanted if column.orders and column.key in self.widths)]
         self._order_by(names[(names.index(self.by) + 1) % len(names)] if self.by in names else "")
 
@@ -242,7 +242,7 @@ class Rows(Lines):
         self.turn(self.pages - 1, (len(self._names) - 1) % PAGE if self._names else 0)
 
     def turn(self, page: int, row: int) -> None:
-        """To a row of a page."""
+        """Go to a row of a page."""
         if page != self.page:
             self.page = page
             self._draw(None)
@@ -250,7 +250,7 @@ class Rows(Lines):
 
 
 def ordered(names: Sequence[str], values: Mapping[str, Any], is_reversed: bool) -> list[str]:
-    """By value; those without one last, whatever the direction, and so those that are no number (NaN)."""
+    """Order names by value; those without a value or with NaN come last in either direction."""
     has = [name for name in names if values[name] is not None and values[name] == values[name]]
     rest = [name for name in names if values[name] is None or values[name] != values[name]]
     return [*sorted(has, key=lambda name: values[name], reverse=is_reversed), *rest]

@@ -21,7 +21,7 @@ from lorad.tui.widgets.folding import folded
 BESIDE = 56  # cells from which on two columns stand side by side; below that one under the other
 BAR = " │ "
 LEAST, SHARE = 3, 6  # lines that are seen of a block with a name: so many, or this part of the height if that is more
-UNFOLD = "z"  # the key, as it is told
+UNFOLD = "z"  # the key, as it is shown
 
 Span = tuple[int, int, str]  # begin, end, style
 
@@ -72,7 +72,7 @@ class Reader(ScrollView, can_focus=True):
 
     # -- what is shown -----------------------------------------------------------------------------------------------
     def show(self, sections: Sequence[Section], *, stay: bool = False) -> None:
-        """From its beginning, unless it is to `stay` where it is."""
+        """Show sections from the beginning, or `stay` at the current position."""
         self._sections, self._marks = sections, {}
         self._fold()
         if not stay:
@@ -85,7 +85,7 @@ class Reader(ScrollView, can_focus=True):
             self.refresh()
 
     def go(self, key: int, at: int) -> None:
-        """To the line that holds a place of a block, which is shown whole if it is hidden."""
+        """Go to the line of a place in a block, and unfold everything if that line is hidden."""
         y = self._line_of(key, at)
         if y is None and not self.is_whole:
             self.unfold()

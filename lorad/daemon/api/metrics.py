@@ -33,7 +33,7 @@ RUNS = 50
 ALIASES = 50
 TRAFFIC = (
     ("requests", "counter", "Requests for an alias that ended, at its gateway."),
-    ("failed", "counter", "Of those, the ones that the serving side failed."),
+    ("failed", "counter", "Requests for an alias that failed on the serving side."),
     ("tokens", "counter", "Tokens that were generated for them."),
     ("in_flight", "gauge", "Requests for an alias under way."),
     ("ttft_p50", "gauge", "Seconds until the first token of streams, of the last minute: median."),
@@ -94,7 +94,11 @@ def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
 
 def lines(ctx: Context, found: Read) -> Iterator[str]:
     yield from one(
-        "lorad_info", "gauge", "What runs here.", 1, {"version": lorad.__version__, "schema": ctx.store.schema}
+        "lorad_info",
+        "gauge",
+        "The version of lorad and its schema.",
+        1,
+        {"version": lorad.__version__, "schema": ctx.store.schema},
     )
     yield from of_runs(ctx, found)
     yield from of_devices(ctx)
@@ -120,18 +124,20 @@ def of_runs(ctx: Context, found: Read) -> Iterator[str]:
     yield from one("lorad_aliases", "gauge", "Aliases.", found.aliases)
     yield from one("lorad_events", "gauge", "The number of the newest event.", found.events)
     yield from one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
-    yield from one("lorad_queue_longest_wait_seconds", "gauge", "Of those.", max(found.waits, default=0.0))
+    yield from one(
+        "lorad_queue_longest_wait_seconds", "gauge", "The longest wait of these runs.", max(found.waits, default=0.0)
+    )
     yield from of_ingest(ctx, found.lags)
 
 
 def of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
-    told = "What of journals has not been taken in yet."
+    told = "The part of the journals that has not been read into the database yet."
     named = list(lags.items())[:RUNS] if ctx.config.sharing.read == "all" else []
     for number, (unit, kind) in enumerate((("bytes", int), ("seconds", float))):
         by_run = {("run", run): kind(lag[number]) for run, lag in named}
         yield from many(f"lorad_ingest_lag_{unit}", "gauge", told, by_run)
         largest = max((lag[number] for lag in lags.values()), default=0)
-        yield from one(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest of all active runs.", largest)
+        yield from one(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest lag of all active runs.", largest)
 
 
 def of_devices(ctx: Context) -> Iterator[str]:
@@ -146,7 +152,12 @@ def of_devices(ctx: Context) -> Iterator[str]:
     yield from many("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
     for of in ("engine", "trainer"):
         rates = {("pool", name): getattr(status, f"{of}_tokens_per_second") for name, status in answering}
-        yield from many(f"lorad_pool_{of}_tokens_per_second", "gauge", f"Of its {of}, in the last seconds.", rates)
+        yield from many(
+            f"lorad_pool_{of}_tokens_per_second",
+            "gauge",
+            f"Tokens per second of its {of}, over the last seconds.",
+            rates,
+        )
 
 
 def of_requests(ctx: Context) -> Iterator[str]:
@@ -177,12 +188,12 @@ def of_process(ctx: Context) -> Iterator[str]:
     yield from one("lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size)
     if ctx.storage.disk.used is not None:
         yield from one(
-            "lorad_disk_bytes", "gauge", "Of the home and its storage, when last measured.", ctx.storage.disk.used
+            "lorad_disk_bytes", "gauge", "Size of the home and its storage, when last measured.", ctx.storage.disk.used
         )
     if ctx.config.disk_budget is not None:
         yield from one("lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget)
-    yield from one("process_resident_memory_bytes", "gauge", "Of the daemon.", own.memory_info().rss)
-    yield from one("process_cpu_seconds_total", "counter", "Of the daemon.", cpu.user + cpu.system)
+    yield from one("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", own.memory_info().rss)
+    yield from one("process_cpu_seconds_total", "counter", "CPU time of the daemon.", cpu.user + cpu.system)
     yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
 
 

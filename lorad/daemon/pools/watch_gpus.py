@@ -62,7 +62,7 @@ def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
         since = ctx.gpus.sights.since
         if since is not None and time.monotonic() - since > STALE_SECONDS:
             return f"{device.name}: NVIDIA's driver does not answer, so who uses it is not known", False
-        return f"looks who is on {device.name}", True
+        return f"checking who uses {device.name}", True
     return sight.strangers(device), False
 
 

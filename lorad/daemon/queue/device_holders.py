@@ -120,7 +120,7 @@ def held_in_words(ctx: Context, device: Device) -> str:
     if note is None:
         pid = lock_notes.lock_pid(device)
         return f"{device.name} is in use by another process or user{described(pid)}"
-    back = f", back by itself when idle {length(note.idle_timeout)}" if note.idle_timeout is not None else ""
+    back = f", free after {length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
     return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
 

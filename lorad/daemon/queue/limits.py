@@ -50,7 +50,7 @@ def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     measure(ctx)
     used = ctx.storage.by_owner.used.get(run.owner_uid)
     if used is None:
-        return f"looks how much {run.owner}'s runs take on disk"
+        return f"checking how much {run.owner}'s runs take on disk"
     if used < limit:
         return ""
     return f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"

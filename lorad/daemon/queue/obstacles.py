@@ -97,7 +97,7 @@ def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | Non
         return in_use
     if holders:
         names = ", ".join(f"pool {pool.id} on {', '.join(pool.setup.names)}" for pool in holders)
-        return Obstacle(f"{names} makes room for another one", idle=holders, soon=True)
+        return Obstacle(f"waiting for idle {names} to end", idle=holders, soon=True)
     return None
 
 

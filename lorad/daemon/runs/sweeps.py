@@ -69,7 +69,7 @@ def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
     has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
     metric = wish.metric or ("eval" if has_evals else "reward")
     if metric not in METRICS:
-        raise SpecError(f"--metric {metric}: there is no such one", hint=f"Choose one of: {', '.join(METRICS)}.")
+        raise SpecError(f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(METRICS)}.")
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
         raise SpecError(

@@ -27,7 +27,7 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
     if taken.is_again:
         ctx.storage.cuts[run.name, run.attempt] += 1
         if ctx.storage.cuts[run.name, run.attempt] > MOST_CUTS:
-            raise IntegrityError(f"the journal of run {run.name} is written anew again and again")
+            raise IntegrityError(f"the journal of run {run.name} keeps being rewritten")
     if taken.more:
         ctx.loop.poke()
     return taken

@@ -37,7 +37,7 @@ def find_version(ctx: Context, name: str) -> VersionRow:
             raise NotFound(f"no alias and no run is named {run}", hint=hint)
         current = there.version
         if current is None:
-            raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` tells how far it is.")
+            raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` shows how far it is.")
         return get_version(ctx.store, run, current)
     if not re.fullmatch(r"[0-9]{1,9}", number):
         raise SpecError(f"{name} is not a version", hint="A version is written run@number, as in sorter@12.")

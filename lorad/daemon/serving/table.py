@@ -46,7 +46,7 @@ def write_table(ctx: Context) -> None:
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
-        raise StorageError(f"{where}: {error.strerror}", hint="The gateway goes by its old table till then.") from error
+        raise StorageError(f"{where}: {error.strerror}", hint="The gateway uses its old table until then.") from error
     ctx.serving.table = served
 
 

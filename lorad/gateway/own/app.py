@@ -38,7 +38,7 @@ EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
 
 @dataclass
 class Gateway:
-    """What all requests share. has_front: who asks has looked the name up already, and says which version it means."""
+    """The state that all requests share. has_front: the front has looked the name up and names its version."""
 
     resolver: Resolver
     access: Access
@@ -131,13 +131,13 @@ async def told(
             return answer(body, headers=headers)
         response = web.StreamResponse(headers=EVENTS | headers)
         await response.prepare(request)
-        with contextlib.suppress(ConnectionResetError):  # the client has left; the pool is told by the end of `items`
+        with contextlib.suppress(ConnectionResetError):  # the client has left; closing `items` ends it in the pool
             await stream(response, generation, shape, counted)
     return response
 
 
 async def stream(response: web.StreamResponse, generation: Generation, shape: Shape, counted: Counted) -> None:
-    """Server-sent events. What goes wrong now can only be told as one of them; then `[DONE]` is missing."""
+    """Send server-sent events. An error can now only be sent as one of them; then `[DONE]` is missing."""
     try:
         async with aclosing(generation.pieces()) as all_pieces:
             async for pieces in all_pieces:

@@ -1,4 +1,4 @@
-"""What a base model needs to be spoken to: its tokenizer and its limits. And the connections to pools."""
+"""What the gateway needs to use a base model: its tokenizer, its limits, and the connections to pools."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Base:
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
 
     def _token_text(self, token: int) -> str:
-        """Of one token alone; a part of a character is U+FFFD."""
+        """Return the text of one token alone; a part of a character is U+FFFD."""
         return self.tokenizer.decode([token], skip_special=False)
 
 
 class Bases:
-    """One for each directory, read when it is first asked for."""
+    """Keeps one base for each directory, read when it is first asked for."""
 
     def __init__(self) -> None:
         self._reading: dict[str, asyncio.Task[Base]] = {}
@@ -54,7 +54,7 @@ class Peer:
 
 
 class Peers:
-    """One connection to each pool, made when it is first needed and again after it was lost."""
+    """Keeps one connection to each pool, opened when first needed and again after it was lost."""
 
     def __init__(self) -> None:
         self._opening: dict[str, asyncio.Task[Peer]] = {}

@@ -1,4 +1,4 @@
-"""One request in the pool: opened for the version that its name means, then pieces of its completions as they come."""
+"""Runs one request in the pool: opens it for the version that its name means, then yields pieces of its completions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Token(NamedTuple):
 
 
 class Piece(Struct, frozen=True):
-    """Some more of completion `index`. finish: stop or length, of its last piece."""
+    """More text of completion `index`. finish: `stop` or `length`, set on its last piece."""
 
     index: int
     text: str
@@ -46,7 +46,7 @@ class Piece(Struct, frozen=True):
 
 @dataclass
 class Completion:
-    """One of those that a request asked for."""
+    """One of the completions that a request asked for."""
 
     index: int
     base: Base
@@ -96,7 +96,7 @@ class Generation:
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """As many at once as the pool sent. Closed early, the pool ends the request. Raises what the pool raises."""
+        """Yield the pieces that the pool sent together. Closing early ends its request. Raises what the pool raises."""
         async with aclosing(self.items):
             item = self.first
             while isinstance(item, Chunks):
@@ -112,8 +112,11 @@ class Generation:
 
 
 class Asked(NamedTuple):
-    """What of a request its wish does not say. size: in bytes; meant: the version that its name was found to mean,
-    where that is known."""
+    """Facts about a request that its wish does not have.
+
+    size: in bytes.
+    meant: the version that its name was found to mean, if known.
+    """
 
     tokenize: Tokenize
     logprobs: bool
@@ -130,8 +133,10 @@ class Generator:
     peers: Peers
 
     async def open(self, wish: Wish, asked: Asked, counted: Counted) -> Generation:
-        """With the pool's first word. When the version is not there (any more), the name is looked up once more, as
-        nothing has been sent. Raises ApiError and LoradError."""
+        """Start a generation and return once the pool has sent its first item.
+
+        If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError, LoradError.
+        """
         served, meant = await self.resolver.find(asked.meant or wish.model), asked.meant
         try:
             return await self._begin(served, wish, asked, counted)

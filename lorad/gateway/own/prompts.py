@@ -15,7 +15,7 @@ from lorad.gateway.params import ChatWish, CompletionWish, Wish
 from lorad.protocol.batch import Prompt
 
 SEEDS = 1 << 64
-DEFAULT_NEW_TOKENS = 16  # of a completion; a chat goes on as long as there is room
+DEFAULT_NEW_TOKENS = 16  # for a completion; a chat continues as long as there is room
 
 
 def of_completion(wish: CompletionWish, base: Base) -> list[list[int]]:
@@ -45,7 +45,7 @@ def of_chat(wish: ChatWish, base: Base) -> list[list[int]]:
 
 
 def message(given: dict[str, Any]) -> dict[str, Any]:
-    """With its content as one string. Raises ApiError for what is no text."""
+    """Return a message with its content as one string. Raises ApiError if the content is not text."""
     if not isinstance(given.get("role"), str):
         raise refused("messages", "every message needs a role.")
     for key in ("tool_calls", "function_call", "audio"):
@@ -62,7 +62,7 @@ def message(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: int) -> int:
-    """How many to make at most. Raises ApiError when they do not fit behind the prompts."""
+    """Return how many tokens to make at most. Raises ApiError if they do not fit behind the prompts."""
     limit, longest = min(limit, base.max_positions), max(map(len, tokens))
     if min(map(len, tokens)) < 1:
         raise refused("prompt", "a completion begins with at least one token.")
@@ -83,7 +83,7 @@ def new_tokens(wish: Wish, tokens: Sequence[Sequence[int]], base: Base, limit: i
 
 
 def prompts(wish: Wish, tokens: Sequence[Sequence[int]]) -> list[Prompt]:
-    """With a seed, completion i of any prompt has the seed + i, whatever else is asked for."""
+    """Return the prompts with their seeds. If a seed is given, completion i of any prompt has seed + i."""
     first = secrets.randbits(64) if wish.seed is None else wish.seed
     step = 0 if wish.seed is not None else wish.n
     return [

@@ -1,4 +1,4 @@
-"""From the name in a request to a version and the pool that serves it."""
+"""Finds the version that a name in a request means, and the pool that serves it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Resolver:
         return served if served and served.socket else await self.renew(model)
 
     async def find_another(self, model: str, served: Served) -> Served:
-        """After what `find` gave was not there: what the name means since, else `renew`."""
+        """Find the version again when the one from `find` was gone: what the name means now, or else `renew`."""
         again = await self.find(model)
         return await self.renew(model) if again == served else again
 

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class Shape(ABC):
-    """Of one answer. `model` is what was asked for, `system_fingerprint` what answers."""
+    """The form of one answer. `model` is the requested name, `system_fingerprint` the version that answers."""
 
     prefix: str
     whole_object: str
@@ -38,25 +38,25 @@ class Shape(ABC):
         return {**self._about, "object": self.whole_object, "choices": choices, "usage": self._generation.usage}
 
     def chunks(self, piece: Piece) -> list[Json]:
-        """A piece in a stream; several when the end has to stand for itself. Nothing to tell: none."""
+        """Return the chunks of a piece in a stream: two if the end needs its own, none if there is nothing to send."""
         choices = self._choices(piece)
         self._begun.add(piece.index)
         usage = {"usage": None} if self._tells_usage else {}
         return [{**self._about, "object": self.chunk_object, "choices": [choice], **usage} for choice in choices]
 
     def last(self) -> list[Json]:
-        """After all pieces."""
+        """Return the chunks that follow all pieces."""
         if not self._tells_usage:
             return []
         return [{**self._about, "object": self.chunk_object, "choices": [], "usage": self._generation.usage}]
 
     @abstractmethod
     def _choice(self, piece: Piece) -> Json:
-        """Of a whole answer."""
+        """Return a choice of a whole answer."""
 
     @abstractmethod
     def _choices(self, piece: Piece) -> list[Json]:
-        """Of a stream."""
+        """Return the choices of a piece in a stream."""
 
 
 class CompletionShape(Shape):
@@ -112,5 +112,5 @@ class ChatShape(Shape):
 
 
 def bytes_of(text: str) -> list[int] | None:
-    """None for a token that is a part of a character: its text does not tell its bytes."""
+    """Return the bytes of a token, or None if it is only a part of a character, whose text does not show its bytes."""
     return None if BROKEN in text else list(text.encode())

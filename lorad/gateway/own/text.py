@@ -1,4 +1,4 @@
-"""From tokens as they come to text that never has half a character, nor anything from a stop string on."""
+"""Turns tokens, as they come, into text that never has half a character or anything from a stop string on."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ MOST_PENDING = 16  # tokens; no character is made of so many: what they say is n
 
 
 class Detokenizer:
-    """Text of one completion, piece by piece; the pieces together are what its tokens say.
+    """Decodes one completion piece by piece; the pieces together are the text of its tokens.
 
-    Tokens are decoded behind those before them, as some tokenizers begin a text otherwise than they go on; a window
-    that slides along the text, as text-generation-inference and vLLM have it.
+    Tokens are decoded together with those before them, as some tokenizers treat the beginning of a text differently.
+    As in text-generation-inference and vLLM, a window slides along the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # told already
+        self._context: list[int] = []  # returned already
         self._pending: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
-        """What can be told now; "" while a character is incomplete."""
+        """Return the text that is complete now; "" while a character is incomplete."""
         told = []
         for token in tokens:
             self._pending.append(token)
@@ -31,7 +31,7 @@ class Detokenizer:
         return "".join(told)
 
     def rest(self) -> str:
-        """What is left when there are no more tokens."""
+        """Return the text that is left when there are no more tokens."""
         return self._tell(is_last=True)
 
     def _tell(self, *, is_last: bool) -> str:
@@ -53,7 +53,7 @@ class StopCutter:
         self.is_cut = False
 
     def add(self, text: str) -> str:
-        """What of the text so far can be told now."""
+        """Return the text that can be sent now."""
         if self.is_cut:
             return ""
         self._held += text
@@ -71,5 +71,5 @@ class StopCutter:
 
 
 def beginning(text: str, stop: str) -> int:
-    """How many of the last characters of `text` are the first of `stop`."""
+    """Return how many of the last characters of `text` are the first of `stop`."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

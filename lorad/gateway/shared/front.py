@@ -68,7 +68,7 @@ async def fronting(home: Home, settings: GatewaySettings) -> AsyncIterator[Front
 
 
 def files() -> int:
-    """How many this process may have open: as many as it may give itself."""
+    """Raise the limit of open files as far as this process may, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if wanted > soft:

@@ -198,7 +198,7 @@ def test_a_note_is_believed_while_the_lock_is_held(locks: Path, home: Path) -> N
     with taken(GPU):
         assert (found := holder_of(GPU)) is not None and (found.pool, found.why) == ("qwen-1", "run arith")
         user = f"(me, uid {os.getuid()}, run arith)"
-        assert held_in_words(ctx, GPU) == f"cuda:0 held by pool qwen-1 {user}, back by itself when idle 10m"
+        assert held_in_words(ctx, GPU) == f"cuda:0 held by pool qwen-1 {user}, free after 10m idle"
 
 
 def test_a_holder_without_a_note_is_told_by_its_process(locks: Path, home: Path) -> None:

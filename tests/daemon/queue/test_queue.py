@@ -53,7 +53,7 @@ async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_whe
         submit(second, "b")
         whose = f"cuda:0 held by pool tiny-1 (root, uid {os.getuid()}, run arith)" if os.getuid() == 0 else "run arith)"
         await until(lambda: whose in told(second, "b"))
-        assert told(second, "b").endswith(", back by itself when idle 10m")
+        assert told(second, "b").endswith(", free after 10m idle")
         (found,) = await list_devices(second, None)  # type: ignore[arg-type]
         assert found.lease is not None
         assert (found.pool, found.lease.pool, found.lease.why) == (None, "tiny-1", "run arith")

@@ -134,7 +134,7 @@ async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
         submit(ctx, "a", resources=AGAIN | {"max_restarts": 1})
         row = await settled(ctx)
         assert (row.reason, row.attempt) == ("lost", 2)
-        assert row.detail.endswith("no restart any more after 1 (resources.max_restarts); `lorad resume a` goes on")
+        assert row.detail.endswith("no more restarts after 1 (resources.max_restarts); `lorad resume a` continues")
         ctx.move("a", Move.RESUME, by="me")
         assert runs.restarts(ctx.store, "a") == 0
         ctx.loop.poke()

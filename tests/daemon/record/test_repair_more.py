@@ -124,7 +124,7 @@ def test_runs_that_the_database_does_not_know_are_taken_over_from_their_director
     close(ctx)
     shutil.copytree(home / "runs/a", home / "runs/c")
     assert "lorad doctor --repair" in of_home(Home(home), home / "runs").unknown[0].advice
-    assert repair(Home(home)).told == ["run c is as its directory tells"]
+    assert repair(Home(home)).told == ["run c is as its directory describes it"]
     assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6), ("c", "paused", 6)]
     close(open_context(home))
     assert repair(Home(home)).told == []  # the journal knows it now

@@ -17,7 +17,7 @@ async def handle(ctx: Context, call: Call) -> Run:
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)
     if run.state == RunState.PAUSED:
-        raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` goes on.")
+        raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` continues.")
     if run.state == RunState.STOPPING:
         if run.wanted != "pause":
             raise Conflict(f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended.")

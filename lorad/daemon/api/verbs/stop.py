@@ -31,5 +31,5 @@ async def handle(ctx: Context, call: Call) -> Run:
 
 def refuse_ended(run: RunRow) -> None:
     if run.state == RunState.ENDED:
-        hint = f"`lorad resume {run.name}` goes on from its last checkpoint."
+        hint = f"`lorad resume {run.name}` continues from its last checkpoint."
         raise Conflict(f"run {run.name} has ended already ({run.reason})", hint=hint)

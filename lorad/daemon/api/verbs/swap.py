@@ -122,4 +122,4 @@ def tell_gateway(ctx: Context, alias: str) -> None:
         write_table(ctx)
     except StorageError as error:
         told = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
-        raise StorageError(told, hint="It is told as soon as the disk takes it.") from error
+        raise StorageError(told, hint="It learns of it as soon as the disk can be written.") from error
