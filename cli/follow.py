@@ -27,7 +27,7 @@ def follow(client: Client, name: str, *, quiet: bool = False) -> RunDetails | No
         with view.shown():
             return _watch(client, name, view)
     except KeyboardInterrupt:
-        note(f"Detached; {name} goes on: `lorad logs {name} -f`.")
+        note(f"Detached; {name} continues: `lorad logs {name} -f`.")
         return None
 
 
@@ -36,7 +36,7 @@ def _watch(client: Client, name: str, view: Silent) -> RunDetails:
     while True:
         try:
             run = client.show(name)
-            if step is None or run.attempt != attempt:  # what an earlier attempt did is not told again
+            if step is None or run.attempt != attempt:  # what an earlier attempt did is not printed again
                 attempt, step = run.attempt, run.step
                 evaluated = step or -1
             step = min(step, run.step)
@@ -72,7 +72,7 @@ class Lines(Silent):
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         state = f"{run.name}: {run.state}" + (f" ({run.waiting})" if run.waiting else "")
-        if state != self._said and run.state not in OVER:  # how it ended is told last, by the verb
+        if state != self._said and run.state not in OVER:  # the verb prints last how it ended
             self._said = state
             note(state)
         for step in steps:
@@ -82,7 +82,7 @@ class Lines(Silent):
 
 
 class Live(Silent):
-    """One line with a bar and the figures of the last step, and above it the evaluations as they come."""
+    """Shows one line with a bar and the figures of the last step, and above it the evaluations as they come."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""How a followed run ended: a sentence, JSON, an exit code."""
+"""Reports how a followed run ended: a sentence, JSON, an exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def conclude(run: Run | None, *, as_json: bool) -> None:
 def sentence(run: Run) -> str:
     name, where = run.name, f"step {run.step} of {run.steps}"
     if run.state == "paused":
-        return f"{name} is paused at {where}; `lorad resume {name}` goes on."
+        return f"{name} is paused at {where}; `lorad resume {name}` continues."
     evals = ""
     if run.eval_first is not None:
         evals = f"; held-out eval {number(run.eval_first)} -> {number(run.eval_last) or '-'}"

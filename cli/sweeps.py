@@ -50,7 +50,7 @@ def sweep_row(sweep: Sweep) -> tuple[Any, ...]:
 
 
 def summary(sweep: Sweep) -> str:
-    return f"sweep {sweep.sweep}: {told_states(sweep)}. `lorad sweep --list {sweep.sweep}` tells how it does."
+    return f"sweep {sweep.sweep}: {told_states(sweep)}. `lorad sweep --list {sweep.sweep}` shows its progress."
 
 
 def told_states(sweep: Sweep) -> str:
@@ -80,7 +80,7 @@ def rows(sweep: Sweep) -> list[tuple[str, ...]]:
 
 
 def stopped(sweep: Sweep, run: SweepRun) -> str:
-    """Why a run was stopped before its time: the rung that did it, else what its driver said."""
+    """Return why a run was stopped early: the rung that did it, or else what its driver said."""
     if run.reason != "stopped":
         return ""
     for rung in sweep.rungs:
@@ -123,7 +123,7 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
         with view:
             return watch(client, name, view)
     except KeyboardInterrupt:
-        note(f"Detached; {name} goes on. `lorad sweep --list {name}` tells how it does.")
+        note(f"Detached; {name} continues. `lorad sweep --list {name}` shows its progress.")
         return None
 
 

@@ -1,6 +1,6 @@
-"""How much lorad takes from anybody: one place for every limit on what users, their code and their files can feed it.
+"""Every limit on what users, their code and their files can feed lorad, in one place.
 
-All are far above what is of use. What is beyond them is refused in words, or cut where a run must not fail for it.
+All are far above what is useful. What exceeds them is refused with a message, or cut where a run must not fail for it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FOREIGN_ALIASES = 16  # those that serve versions of others: each keeps a versio
 RECORD_BYTES = 8 * MIB  # one record; a step of 100,000 prompts fits
 METRICS = 256  # of one step: the first by name stay
 METRIC_NAME = 128  # characters
-EVENT_BYTES = 256 * KIB  # what of a record is told beside the ids of its prompts
-TEXT = 16 * KIB  # characters of a text in words: a warning, a reason, an attestation
+EVENT_BYTES = 256 * KIB  # part of a record that an event holds beside the ids of its prompts
+TEXT = 16 * KIB  # characters of a message: a warning, a reason, an attestation
 
 # Files of samples and logs, when they are shown
 SAMPLES_BYTES = 1 * GIB  # the file of one step

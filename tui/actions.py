@@ -1,6 +1,6 @@
-"""What can be done: the request, the command that does the same, what is asked before, and what came of it.
+"""The actions: the request, the command that does the same, the questions before it, and the message about its result.
 
-Every action of the interface stands here; a screen binds keys to `act('verb')` and says what it would act on.
+Every action of the interface is defined here; a screen binds keys to `act('verb')` and says what it would act on.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ class Field:
 
 @dataclass(frozen=True)
 class Action:
-    """on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`. says: what it does, for help and palette.
+    """An action that keys, palette and help offer.
 
-    fields: what is asked for first. lost: called on a thread, what will be lost, for the user to agree to; "": nothing
-    is, and nothing is asked. told: what came of it. many: what was typed holds for several at once. of_others: what
-    one may see is enough. over_when: states of a run in which nothing is left to do.
+    on: what kind of thing it acts on, `run`, `version`, `alias` or `pool`.
+    says: what it does, for help and palette.
+    fields: what is asked for first.
+    lost: what will be lost, for the user to agree to; "" if nothing is, then nothing is asked. It runs on a thread.
+    told: describes the result.
+    many: the same input can hold for several things at once.
+    of_others: being allowed to see a thing is enough.
+    over_when: states of a run in which nothing is left to do.
     """
 
     verb: str
@@ -118,17 +123,17 @@ RESUME = (
     OVERRIDES,
 )
 FORK = (
-    Field("name", "name", "--name", "of the new run; empty: RUN-fork"),
-    Field("steps", "steps", "--steps", "that it makes itself; empty: as its parent", whole(1)),
+    Field("name", "name", "--name", "name of the new run; empty: RUN-fork"),
+    Field("steps", "steps", "--steps", "its own steps; empty: as its parent", whole(1)),
     OVERRIDES,
 )
 ALIAS = (Field("alias", "alias", says="made if there is none", check=needed),)
 VERSION = (Field("version", "version", says="run@12, or another alias", check=needed),)
-DIRECTORY = (Field("directory", "directory", says="a new one, for PEFT files", check=needed),)
+DIRECTORY = (Field("directory", "directory", says="a new directory for PEFT files", check=needed),)
 
 
 def _plain(verb: str, on: str, says: str, request: Callable[[Client, str], Struct], **more: Any) -> Action:
-    """Nothing is typed for it."""
+    """Make an action that needs no input."""
     more.setdefault("line", lambda target, values: command(verb, target))
     more.setdefault("told", is_now)
     return Action(verb, on, says, lambda client, target, values: request(client, target), **more)
@@ -168,7 +173,7 @@ RUNS = (
     Action(
         "resume",
         "run",
-        "Go on from a checkpoint",
+        "Start from a checkpoint",
         _resume,
         lambda run, values: command("resume", run, "--detach", fields=RESUME, values=values),
         is_now,

@@ -41,7 +41,7 @@ class LoradApp(App[None]):
     CSS_PATH = "lorad.tcss"
     BINDINGS = keys.APP
 
-    lost: reactive[str] = reactive("")  # why there is no daemon, in words
+    lost: reactive[str] = reactive("")  # why there is no daemon
     frozen: reactive[bool] = reactive(False)  # what is shown stays as it is
 
     def __init__(self, client: Client, *, readonly: bool = False, config: Config | None = None) -> None:
@@ -51,7 +51,7 @@ class LoradApp(App[None]):
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.feed = Feed(client, self)
         self._look()
-        self.animation_level = "none"  # each frame of one would cross the line of whoever is far away
+        self.animation_level = "none"  # each frame would be sent to users who are far away
 
     def _look(self) -> None:
         self.register_theme(themes.CONTRAST)
@@ -77,7 +77,7 @@ class LoradApp(App[None]):
         self.lost, self.user = message.lost, message.user
 
     def may_act(self, owner: str | None) -> bool:
-        """On what belongs to `owner`; the daemon has the last word."""
+        """Whether the user may act on what belongs to `owner`; the daemon has the last word."""
         return owner is None or self.user is None or owner == self.user
 
     # -- ways to screens ---------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class LoradApp(App[None]):
         self.theme = themes.next_name(self.theme)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the palette offers: what can be done to what is chosen, the screens, then Textual's own."""
+        """Offer actions on what is chosen, then the screens, then Textual's own commands."""
         if isinstance(screen, Base):
             for verb, action in ACTIONS.items():
                 if targets := [one for one in screen.targets(action.on) if screen.state(one) not in action.over_when]:
@@ -124,7 +124,7 @@ class LoradApp(App[None]):
             yield SystemCommand("Serving", "Aliases, traffic, a chat", self.open_serving)
             yield SystemCommand("New run", "A form with its YAML beside it", self.open_form)
             yield SystemCommand("Copy the command", "The shell's way to what was done last", screen.action_copy)
-        yield SystemCommand("Pause refreshing", "What is shown stays; again to go on", self.action_freeze)
+        yield SystemCommand("Pause refreshing", "Keep what is shown; again to resume", self.action_freeze)
         yield from super().get_system_commands(screen)
 
 

@@ -1,6 +1,6 @@
-"""What is lost by an action, in words for the question before it; "" where nothing is, or the daemon will refuse.
+"""Describe what an action destroys, for the question before it; "" if nothing is lost, or the daemon will refuse.
 
-Called on a thread: each asks the daemon.
+Each function asks the daemon, so it runs on a thread.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def of_kill(client: Client, run: str, _: Values) -> str:
     saved, step = newest(client.checkpoints(run)), row.step
     begins = f"its checkpoint of step {saved}" if saved is not None else "the beginning: it has no checkpoint"
     again = f" {steps(saved or 0, step)} done again then." if step > (saved or 0) else ""
-    return f"Its driver is ended at once, in the middle of a step. Resumed, it goes on from {begins}.{again}"
+    return f"Its driver is ended at once, in the middle of a step. Resuming will start from {begins}.{again}"
 
 
 def of_resume(client: Client, run: str, values: Values) -> str:
-    """Of an earlier checkpoint than the newest: what was done since then."""
+    """Describe what was done since a checkpoint that is older than the newest."""
     start, row = values.get("from", "").strip(), client.show(run)
     reached = row.step
     if not start or not is_over(row) or int(start) >= max(reached, 1) or int(start) == newest(client.checkpoints(run)):
         return ""
     return (
-        f"It goes on from step {start}: {steps(int(start), reached).lower()} done again, and what came of "
+        f"It continues from step {start}: {steps(int(start), reached).lower()} done again, and what came of "
         f"{'it' if reached == int(start) + 1 else 'them'} does not count any more, nor do later checkpoints. "
         "Versions stay."
     )
@@ -71,11 +71,11 @@ def of_rollback(client: Client, alias: str, _: Values) -> str:
     if len(moves) < 2 or moves[1].version is None:
         return ""
     now, before = (f"{move.run}@{move.version}" for move in moves[:2])
-    return f"{alias} serves {before} again instead of {now}. Nothing is deleted; the next rollback leads forth again."
+    return f"{alias} serves {before} again instead of {now}. Nothing is deleted; the next rollback undoes this one."
 
 
 def of_unalias(client: Client, alias: str, _: Values) -> str:
-    return f"Who asks for {alias} is told that there is no such model, from then on. The version stays."
+    return f"From then on requests for {alias} fail: there is no such model. The version stays."
 
 
 def of_end(client: Client, pool: str, _: Values) -> str:

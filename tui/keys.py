@@ -36,7 +36,7 @@ SPARE = frozenset({"screen.new", "screen.serving"})
 APP: list[BindingType] = [
     _key("question_mark,f1", "help", "app.help", "Help"),
     _key("colon,ctrl+p", "command_palette", "app.palette", "Commands", show=False),
-    _key("p", "freeze", "app.freeze", "Pause refreshing, and go on", show=False),
+    _key("p", "freeze", "app.freeze", "Pause and resume refreshing", show=False),
     _key("T", "next_theme", "app.theme", "Next theme", show=False),
     _key("q", "quit", "app.quit", "Quit"),
 ]
@@ -246,14 +246,14 @@ LOGS: list[BindingType] = [
 EVENTS: list[BindingType] = [
     _prompt("slash", "filter", "events.filter", "Filter", "/"),
     _key("escape", "unfilter", "events.unfilter", "All events", show=False),
-    _key("v", "kind(1)", "events.kind", "Of the next kind"),
-    _key("V", "kind(-1)", "events.kind_before", "Of the kind before", show=False),
+    _key("v", "kind(1)", "events.kind", "Show other kinds"),
+    _key("V", "kind(-1)", "events.kind_before", "Show the kind before", show=False),
 ]
 
 SERVING: list[BindingType] = [_key("c", "chat", "serving.chat", "Chat")]
 
 CHAT: list[BindingType] = [
-    _key("escape", "leave", "chat.leave", "Drop what is awaited, or back"),
+    _key("escape", "leave", "chat.leave", "Cancel the answer, or go back"),
     _key("up", "recall(-1)", "chat.before", "The prompt before", show=False),
     _key("down", "recall(1)", "chat.next", "The next prompt", show=False),
     _key("pageup", "page(-1)", "chat.page_up", "Answers up", show=False),
@@ -289,5 +289,5 @@ HELP: dict[str, list[BindingType]] = {
 
 
 def ids() -> Iterable[str]:
-    """What `tui.keymap` may name."""
+    """Return the ids that `tui.keymap` may name."""
     return (key.id for keys in (*HELP.values(), OVER, PROMPT) for key in keys if isinstance(key, Binding) and key.id)

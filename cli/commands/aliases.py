@@ -28,19 +28,21 @@ def aliases(
         str | None,
         typer.Argument(metavar="[ALIAS]", help="Its moves.", show_default=False, autocompletion=candidates.aliases),
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="End this alias.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove this alias.")] = False,
     traffic: Annotated[
         bool, typer.Option("--traffic", help="Requests at the gateway; rates and times of the last minute.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Aliases and their versions; of one, all moves, newest first."""
+    """List aliases and their versions; for one alias, all its moves, newest first."""
     client = Client()
     if remove:
         if alias is None:
-            raise SpecError("--remove needs the name of an alias", hint="As in `lorad aliases support-bot --remove`.")
+            raise SpecError(
+                "--remove needs the name of an alias", hint="For example `lorad aliases support-bot --remove`."
+            )
         answer = client.remove_alias(alias)
-        print_json(answer) if as_json else note(f"Alias {alias} is no more.")
+        print_json(answer) if as_json else note(f"Alias {alias} is removed.")
         return
     if alias is not None and not traffic:
         show_moves(client.alias_moves(alias), as_json=as_json)

@@ -39,13 +39,13 @@ def start(as_json: AsJson = False) -> None:
 
 @app.command()
 def stop(
-    gateway: Annotated[bool, typer.Option("--gateway", help="End the gateway as well.")] = False,
-    pools: Annotated[bool, typer.Option("--pools", help="End the pools in which no run is at work as well.")] = False,
+    gateway: Annotated[bool, typer.Option("--gateway", help="Also end the gateway.")] = False,
+    pools: Annotated[bool, typer.Option("--pools", help="Also end the pools in which no run is at work.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask it to exit. Runs, pools and the gateway continue, and the next daemon adopts them.
 
-    A pool that is idle ends by itself after its idle timeout.
+    A pool that is idle ends after its idle timeout.
     """
     client = connected() if pools else Client()  # pools outlive their daemon: one is needed to end them
     answer = client.shutdown(gateway=gateway, pools=pools)
@@ -61,7 +61,7 @@ def stop(
 
 
 def stays(pool: StayingPool) -> str:
-    """Why a pool is still up, and for how long."""
+    """Say why a pool is still up, and for how long."""
     if pool.runs:
         return f"Pool {pool.pool} stays up while {', '.join(pool.runs)} works, then {duration(pool.seconds)}."
     if pool.serves:
@@ -72,7 +72,7 @@ def stays(pool: StayingPool) -> str:
 
 @app.command()
 def restart(as_json: AsJson = False) -> None:
-    """Replace it by one of this version, with the config.yaml of now. Runs, pools and the gateway continue."""
+    """Replace it with one of this version, which reads config.yaml again. Runs, pools and the gateway continue."""
     client = Client()
     if (owner := client.home.shared_by) is not None:
         hint = "Ask its owner: `lorad daemon restart`, or `systemctl restart lorad` where a unit starts it."
@@ -88,7 +88,7 @@ def restart(as_json: AsJson = False) -> None:
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Whether it answers, and what it looks after."""
+    """Show whether it answers, and what it manages."""
     show(Client(), as_json)
 
 
@@ -109,7 +109,7 @@ ForAll = Annotated[bool, typer.Option("--system", help="The unit of the whole ma
 @app.command()
 def install(
     system: ForAll = False,
-    now: Annotated[bool, typer.Option("--now", help="Let systemd take it up at once; runs go on meanwhile.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Start it with systemd at once; runs continue meanwhile.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a unit that is not lorad's.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -129,14 +129,14 @@ def install(
 
 @app.command()
 def uninstall(system: ForAll = False, as_json: AsJson = False) -> None:
-    """Remove the unit that `install` wrote. The daemon ends; runs and pools go on."""
+    """Remove the unit that `install` wrote. The daemon ends; runs and pools continue."""
     unit = unit_of(Client().home, system=system)
     if unit.path.exists() and unit.is_ours() and unit.is_reachable():
         tell_systemd([*unit.systemctl, "disable", "--now", "lorad"])
     remove_unit(unit)
     if unit.is_reachable():
         tell_systemd([*unit.systemctl, "daemon-reload"])
-    print_json({"removed": str(unit.path)}) if as_json else note(f"{unit.path} is removed; runs go on.")
+    print_json({"removed": str(unit.path)}) if as_json else note(f"{unit.path} is removed; runs continue.")
 
 
 def take_up(unit: Unit) -> None:
@@ -170,7 +170,7 @@ def show(client: Client, as_json: bool) -> None:
     report(f"The daemon (pid {data.pid}, version {data.version}) runs for {age(data.started_at)}: {runs}.")
     report(f"Home: {data.home}")
     for trouble in data.troubles:
-        report(f"It cannot go on with something, and tries again: {trouble}")
+        report(f"Something keeps it from continuing; it tries again: {trouble}")
     if data.gateway:
         report(f"The gateway speaks OpenAI's API on {data.gateway}.")
     if data.url:

@@ -47,7 +47,7 @@ def doctor(
     ] = None,
     probe: Annotated[bool, typer.Option(help="With --engine: start the server (30 to 90 s).")] = True,
     mend: Annotated[
-        bool, typer.Option("--repair", help="Build the database anew from the journals, keep the old one; end orphans.")
+        bool, typer.Option("--repair", help="Rebuild the database from the journals, keep the old one; end orphans.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,12 +77,12 @@ def show_repaired(done: dict[str, Any], as_json: bool) -> None:
     for word in done["told"]:
         report(f"note  {word}")
     counts = ", ".join(f"{count} {rows}" for rows, count in done["counts"].items() if count)
-    report(f"{done['database']} is built anew: {counts or 'nothing was in it'}.")
+    report(f"{done['database']} is rebuilt: {counts or 'nothing was in it'}.")
     if done["kept"]:
         report(f"The old one is kept as {done['kept']}.")
     for orphan in done["orphans"]:
         report(f"Ended: {orphan_in_words(orphan)}.")
-    report("`lorad daemon start` takes over what works; runs went on meanwhile.")
+    report("`lorad daemon start` takes over what is running; runs continued meanwhile.")
 
 
 def everything(home: Home) -> Iterator[Check]:
@@ -179,7 +179,7 @@ def daemon(home: Home) -> Iterator[Check]:
 
 
 def logout(home: Home) -> Iterator[Check]:
-    """Of what works now; without a daemon, of what would be started from here."""
+    """Check what a logout would end: what is running now, or without a daemon what this shell would start."""
     pids = {"lorad": os.getpid()}
     try:
         pids = {"the daemon": Client(home).status().pid}

@@ -1,4 +1,4 @@
-"""lorad fork RUN@12: a new run that goes on from a version of another one."""
+"""lorad fork RUN@12: start a new run from a version of another one."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def fork(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Steps that it makes itself; default: RUN's trainer.steps.", min=1)
+        int | None, typer.Option(help="Number of steps of its own; default: RUN's trainer.steps.", min=1)
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="The weights alone: Adam begins anew.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Take only the weights; Adam starts from zero.")] = False,
     detach: Detach = False,
     wait: WaitOver = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may go on meanwhile.
+    """Start a new run with the weights and the optimizer's state of a checkpointed version. RUN may continue meanwhile.
 
-    Steps, data and learning rate begin anew: `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
+    Steps, data and learning rate start over: `lorad fork sorter@40 trainer.lr=1e-5 data.train=hard.jsonl --steps 100`.
     """
     refuse_both(detach, wait)
     client = connected()

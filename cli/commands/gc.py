@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete what no run, pin, alias or checkpoint needs, by the `checkpoint` section of each run's spec."""

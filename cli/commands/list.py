@@ -27,7 +27,7 @@ def show(client: Client, runs: list[Run], everything: bool) -> None:
 
 
 def show_troubles(troubles: list[str]) -> None:
-    """One line on stderr, so that nobody who reads the table misses it, and no program that does is disturbed."""
+    """Print one line on stderr, where readers of the table see it and programs are not disturbed."""
     if troubles:
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
         print(printable(f"trouble: {troubles[0]}{more} `lorad doctor` lists all of it."), file=sys.stderr)
@@ -35,11 +35,11 @@ def show_troubles(troubles: list[str]) -> None:
 
 @app.command()
 def list_(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Old ones too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 seconds, until Ctrl-C.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show old ones too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Runs, newest first, and why they wait."""
+    """List runs, newest first, and why they wait."""
     client = Client()
     while True:
         runs = client.list(all=everything, limit=0 if everything or as_json else SHOWN + 1)

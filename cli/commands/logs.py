@@ -27,7 +27,9 @@ def logs(
         str | None,
         typer.Argument(metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over or Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the log until the run is over or Ctrl-C.")
+    ] = False,
     of: Annotated[
         str,
         typer.Option(
@@ -37,11 +39,11 @@ def logs(
     ] = "driver",
     as_json: AsJson = False,
 ) -> None:
-    """The end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run."""
+    """Print the end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run."""
     client = Client()
     if (of in WITHOUT_RUN) == (run is not None):
         hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
-        raise SpecError(f"--of {of} {'is of no run' if run else 'needs the name of a run'}", hint=hint)
+        raise SpecError(f"--of {of} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
     part = read(client, run, of)
     if as_json:
         print_json(part)

@@ -57,7 +57,7 @@ def run(
     adapter_path: Annotated[str | None, option("--lora-adapter-path", "lora.adapter_path")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run and follow it. Ctrl-C detaches; the run goes on."""
+    """Start a run and follow it. Ctrl-C detaches; the run continues."""
     refuse_both(detach, wait)
     flags = {
         "trainer.backend": trainer,
@@ -76,21 +76,21 @@ def run(
     started = client.run(
         text, source=source, cwd=str(cwd), overrides=from_here([*(overrides or []), *given]), name=name
     )
-    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` tells them too
+    with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and `lorad show` has them too
         for warning in client.show(started.name).warnings:
             note(f"warning: {warning}")
     if detach or (as_json and not wait):
         if as_json:
             print_json(started)
         else:
-            note(f"{started.name} is {started.state}. `lorad show {started.name}` tells how it does.")
+            note(f"{started.name} is {started.state}. `lorad show {started.name}` shows its progress.")
         return
     over = follow(client, started.name, quiet=as_json)
     conclude(over, as_json=as_json)
 
 
 def together(values: list[str] | None) -> str | None:
-    """What an option that may be given several times says: names with commas, or the one list in brackets."""
+    """Join the values of an option that was given several times: names with commas, or the one list in brackets."""
     if not values or len(values) == 1:
         return values[0] if values else None
     return ",".join(value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values)

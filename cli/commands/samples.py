@@ -26,15 +26,15 @@ SAMPLES = (
 def samples(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Default: the last step.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many.")] = 24,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 24,
     sample: Annotated[
-        int | None, typer.Option("--sample", "-s", help="Show this one whole, by its number in the table.", min=1)
+        int | None, typer.Option("--sample", "-s", help="Show this one in full, by its number in the table.", min=1)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prompts and completions of a step, with their reward and advantage; with --sample one of them, whole.
+    """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in full.
 
-    A prompt and its answer stand at the first of its samples. What is too long for the terminal has its middle cut.
+    A prompt and its answer appear at the first of its samples. Long text is cut in the middle to fit the terminal.
     """
     rows = Client().samples(run, step=step, limit=limit if sample is None else sample)
     if sample is not None:

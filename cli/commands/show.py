@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
-    """State, figures, processes, attempts, and the spec as far as it differs from the defaults (--json: all of it)."""
+    """Show state, figures, processes, attempts, and where the spec differs from the defaults (--json: all of it)."""
     client = Client()
     data = client.show(run)
     if as_json:
@@ -59,7 +59,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 
 def spec_lines(spec: dict[str, Any]) -> list[str]:
-    """What differs from the defaults, as one can type it for `lorad run`."""
+    """Return what differs from the defaults, in the form that `lorad run` takes."""
     from lorad.tui.spec_lines import differing, flat
 
     return [
@@ -69,29 +69,29 @@ def spec_lines(spec: dict[str, Any]) -> list[str]:
 
 
 def attempt_in_words(attempt: Attempt) -> str:
-    """From where, with what changed, and how it ended."""
+    """Say where an attempt started, what was changed for it, and how it ended."""
     start = "fresh" if attempt.resumed_from is None else f"from step {attempt.resumed_from}"
     changed = "".join(
         f", {key}={printable(value if isinstance(value, str) else json.dumps(value))}"
         for key, value in attempt.changed.items()
     )
-    return f"{start}{changed}, {attempt.reason or 'going on'}{why(attempt)}"
+    return f"{start}{changed}, {attempt.reason or 'running'}{why(attempt)}"
 
 
 def why(attempt: Attempt) -> str:
-    """Of an attempt that did not end as it should: the first line of what is known."""
+    """Return the first line of the cause when an attempt did not end as planned."""
     if attempt.reason in (None, "completed") or not attempt.detail:
         return ""
     return f": {printable(attempt.detail.partition(chr(10))[0])}"
 
 
 def reference(told: Reference | None) -> str | None:
-    """What KL is measured against, unless that is the base."""
+    """Say what KL is measured against, unless that is the base."""
     return f"KL is to {told.name}, sha256 {told.sha256[:12]}" if told else None
 
 
 def trainable(told: Trainable | None) -> str | None:
-    """How much of the model learns."""
+    """Say how much of the model learns."""
     if not told:
         return None
     share = "" if told.share is None else f" ({told.share:.2%} of all parameters)"

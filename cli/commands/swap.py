@@ -32,7 +32,7 @@ def swap(
         ),
     ] = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Back to the version before this one; twice leads forth again.")
+        bool, typer.Option("--rollback", help="Go back to the version before this one; a second time undoes that.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

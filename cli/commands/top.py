@@ -49,12 +49,12 @@ SIGNS = {"bad": "!!", "look": "!"}
 
 @app.command()
 def top(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
+    """Show runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
 
-    sampled, trained: tokens per second. An alarm with !! is of something broken.
+    sampled, trained: tokens per second. An alarm with !! means that something is broken.
     """
     client = Client()
     limits = config_of(client.home).alarms
@@ -70,7 +70,7 @@ def top(
 
 
 class Look(NamedTuple):
-    """What there was at one moment."""
+    """A snapshot of what `lorad top` shows."""
 
     status: Status
     runs: list[Run]
@@ -80,7 +80,7 @@ class Look(NamedTuple):
 
 
 def look(client: Client, limits: AlarmLimits) -> tuple[Look, Sequence[Alarm]]:
-    """One after the other: together they take a few milliseconds."""
+    """Take a snapshot. The requests run one after the other, as together they take a few milliseconds."""
     runs = sorted(client.list(limit=MOST), key=lambda run: ORDER.index(run.state))
     found = Look(client.status(), runs, client.pools(), client.devices(), time.time())
     return found, alarms(runs, limits, found.at, pools=found.pools, devices=found.devices, status=found.status)
@@ -132,7 +132,7 @@ def headline(found: Look) -> str:
 
 
 def run_cells(run: Run) -> Sequence[object]:
-    """In the order of RUNS."""
+    """Return the cells of a run in the order of RUNS."""
     name, state, step, reward, evals, version, rate, owner, age, why = run_row(run)
     return name, state, step, reward, rate, version, evals, owner, age, sparkline(run.recent, SPARK), why
 
@@ -154,7 +154,7 @@ def pool_row(pool: Pool) -> Sequence[object]:
 
 
 def device_row(device: Device) -> Sequence[object]:
-    """As `lorad devices` has it, with only the processes of others beside it."""
+    """Return the row of `lorad devices`, shortened to the figures and the processes of others."""
     name, _, *figures, _, _ = devices.device_row(device)
     return name, *figures, "; ".join(devices.strangers(device))
 

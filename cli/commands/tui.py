@@ -29,15 +29,15 @@ def tui(
     readonly: Annotated[bool, typer.Option("--readonly", help="Only look: every action is refused.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="In a browser: prints a URL for you alone.")] = False,
     port: Annotated[
-        int | None, typer.Option(help="Of 127.0.0.1, for --serve. Default: a free one.", min=0, max=65535)
+        int | None, typer.Option(help="Port on 127.0.0.1 for --serve; default: a free one.", min=0, max=65535)
     ] = None,
 ) -> None:
     """Watch and control runs in the terminal, or (--serve) in a browser."""
     if port is not None and not serve:
-        raise typer.BadParameter("it goes with --serve", param_hint="--port")
+        raise typer.BadParameter("it needs --serve", param_hint="--port")
     if not serve and "TEXTUAL_DRIVER" not in os.environ and not (sys.stdin.isatty() and sys.stdout.isatty()):
         hint = "`lorad top` prints the same as text, and `lorad tui --serve` shows it in a browser."
-        raise SpecError("lorad tui draws on a terminal, and its input or output is none", hint=hint)
+        raise SpecError("lorad tui needs a terminal, and its input or output is not one", hint=hint)
     client = connected()
     if serve:
         from lorad.tui.web.server import serve as serve_browsers
@@ -56,8 +56,10 @@ def tui(
 
 @contextlib.contextmanager
 def glance(client: Client, config: Config) -> Iterator[None]:
-    """What `lorad top` says, while the screens are read that take its place: that lasts longer than all else, and on a
-    machine whose cores are taken a second and more."""
+    """Print what `lorad top` shows while the screens are imported that replace it.
+
+    The import takes longer than everything else, on a machine with busy cores a second and more.
+    """
     from lorad.cli.commands import top
 
     found, told = top.look(client, config.alarms)

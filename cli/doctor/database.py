@@ -1,4 +1,4 @@
-"""What `lorad doctor` says of the database: whether it is whole, and whether on disk is what it tells of."""
+"""Checks for `lorad doctor` that the database is sound and that the files it lists are on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 
 Found = tuple[str, bool, str, str]
-REPAIR = """`lorad daemon stop`, then `lorad doctor --repair` builds it anew from the journals; runs go on meanwhile."""
+REPAIR = """`lorad daemon stop`, then `lorad doctor --repair` rebuilds it from the journals; runs continue meanwhile."""
 
 
 def database_checks(home: Home) -> Iterator[Found]:
@@ -29,7 +29,7 @@ def database_checks(home: Home) -> Iterator[Found]:
         report = Client(home).database()
     except DaemonUnreachable:
         report = msgspec.convert(told(home, "--check"), Census)
-    except LoradError:  # a shared daemon tells its admins
+    except LoradError:  # a shared daemon answers only its admins
         return
     bytes_ = home.database.stat().st_size if home.database.exists() else 0
     yield (
@@ -40,24 +40,24 @@ def database_checks(home: Home) -> Iterator[Found]:
     )
     missing, unknown = report.missing, report.unknown
     others = [f"{finding.what}: {finding.advice}" for finding in unknown]
-    fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: what the database tells of is there"
+    fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: everything the database lists is on disk"
     lacking = [finding.what for finding in missing]
     advice = "\n".join(dict.fromkeys(finding.advice for finding in missing))
     yield "files", not missing, "; ".join([*(lacking or [fine]), *others]), advice
 
 
 def repair(home: Home) -> dict[str, Any]:
-    """Build the database anew: what came of it. Raises Conflict while a daemon has it."""
+    """Rebuild the database and return what was done. Raises Conflict while a daemon has it open."""
     try:
         pid = Client(home).status().pid
     except DaemonUnreachable:
         return told(home, "--repair")
-    hint = "`lorad daemon stop` ends it, and runs go on; `lorad daemon start` afterwards takes them over."
+    hint = "`lorad daemon stop` ends it, and runs continue; `lorad daemon start` afterwards takes them over."
     raise Conflict(f"the daemon (pid {pid}) works with the database", hint=hint)
 
 
 def told(home: Home, what: str) -> dict[str, Any]:
-    """What the daemon's own code says of a home that has no daemon. Raises IntegrityError."""
+    """Run the daemon's own code on a home that has no daemon, and return what it says. Raises IntegrityError."""
     environment = os.environ | {"LORAD_HOME": str(home.root)}
     command = [sys.executable, "-m", "lorad.daemon", what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

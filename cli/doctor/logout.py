@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = Path("/")) -> dict[str, Any]:
     """{ok, detail, hint} for processes of `user`, by name. root: of the files that are looked at."""
     if not (root / "run/systemd/system").is_dir():
-        return {"ok": True, "detail": "no systemd here: a logout ends nothing by itself", "hint": ""}
+        return {"ok": True, "detail": "no systemd here: a logout ends nothing", "hint": ""}
     kills, is_lingering = kills_processes(root, user), has_linger(root, user)
     places = {name: cgroup_of(root, pid) for name, pid in pids.items()}
     in_session = [name for name, place in places.items() if "/session-" in place] if places else ["what is started"]
@@ -41,7 +41,7 @@ def logout_check(user: str, pids: Mapping[str, int], *, uid: int, root: Path = P
 
 
 def own_name() -> str:
-    """Of the user of this process; the number where the machine knows no name."""
+    """Return the name of this process's user, or the number if the machine knows no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -49,7 +49,7 @@ def own_name() -> str:
 
 
 def kills_processes(root: Path, user: str) -> Setting | None:
-    """Why the last logout ends what `user` started in sessions; None where it does not."""
+    """Return why the last logout ends what `user` started in sessions, or None if it does not."""
     settings = read_settings(root)
     kills = settings.get("KillUserProcesses", Setting("yes", ""))  # as systemd comes; most distributions turn it off
     spared = settings.get("KillExcludeUsers", Setting("root", "")).value.split()
@@ -64,8 +64,10 @@ def has_linger(root: Path, user: str) -> bool:
 
 
 def read_settings(root: Path) -> dict[str, Setting]:
-    """Of logind.conf and its drop-ins, by their name, the last word counting. What the shipped file has in comments is
-    what logind was built with."""
+    """Read the settings in logind.conf and its drop-ins, in order of file name; the last one counts.
+
+    The values commented out in the shipped file are the ones logind was built with.
+    """
     found: dict[str, Setting] = {}
     mains = [path for place in PLACES if (path := root / place / "systemd/logind.conf").is_file()][:1]
     for path in mains:
@@ -77,7 +79,7 @@ def read_settings(root: Path) -> dict[str, Setting]:
 
 
 def drop_ins(root: Path) -> list[Path]:
-    """One of a name hides those of the places after it."""
+    """Return the drop-ins; one hides those of the same name in later places."""
     found: dict[str, Path] = {}
     for place in reversed(PLACES):
         found |= {path.name: path for path in (root / place / "systemd/logind.conf.d").glob("*.conf")}
@@ -92,7 +94,7 @@ def assignments(path: Path, *, commented: bool = False) -> Iterator[tuple[str, s
 
 
 def cgroup_of(root: Path, pid: int) -> str:
-    """Of systemd's hierarchy; "" where it cannot be read."""
+    """Return the cgroup of a process in systemd's hierarchy, or "" if it cannot be read."""
     try:
         lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What `lorad doctor` says of processes that outlived their run or pool."""
+"""The check of `lorad doctor` for processes that outlived their run or pool."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from lorad.errors import DaemonUnreachable, LoradError
 
 SHOWN = 8
 HINT = (
-    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs go on "
-    "meanwhile, and the memory and devices that orphans hold are free then."
+    "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs continue "
+    "meanwhile, and the memory and devices that orphans hold become free."
 )
 
 
 def orphan_checks(home: Home) -> Iterator[tuple[str, bool, str, str, dict[str, Any]]]:
-    """Name, ok, detail, hint, facts. Without a daemon they are looked for here; nothing is said where one may not tell
-    (a shared daemon tells its admins)."""
+    """Yield name, ok, detail, hint and facts of the check for orphans.
+
+    Without a daemon the search runs here. It yields nothing for a user who may not see them (a shared daemon shows
+    them to its admins only).
+    """
     try:
         found = Client(home).orphans()
     except DaemonUnreachable:

@@ -57,7 +57,7 @@ def command(kind: str, backend: Backend, device: str) -> Finding:
     dialect = remote(kind).dialect()
     argv = dialect.command(str(backend.python), settings, Path("SOCKET"))
     facts = {"argv": argv, "environment": dialect.environment(settings), "env_of_config": sorted(backend.env)}
-    return Finding("command", True, f"{len(argv)} arguments; --json tells them", facts=facts)
+    return Finding("command", True, f"{len(argv)} arguments; --json lists them", facts=facts)
 
 
 def settings_on(backend: Backend, device: str) -> ServerSettings:

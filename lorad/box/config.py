@@ -224,7 +224,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> Config:
-    """The configuration in `path`; the defaults when there is none. Raises SpecError."""
+    """Return the configuration in `path`; the defaults when there is none. Raises SpecError."""
     import yaml
 
     from lorad.spec.yaml import compose, refuse_doubles
@@ -247,7 +247,7 @@ def load(path: Path) -> Config:
 
 
 def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:
-    """The backends as one process passes them to another."""
+    """Return the backends as one process passes them to another."""
     return msgspec.convert(plain, dict[str, Backend], dec_hook=_path)
 
 

@@ -99,7 +99,7 @@ def must_see(ctx: Context, caller: Caller, run: RunRow) -> RunRow:
 
 
 def is_admin(ctx: Context, caller: Caller) -> bool:
-    return not ctx.system or caller.uid in (0, os.geteuid()) or caller.name in ctx.config.sharing.admins
+    return not ctx.users.shared or caller.uid in (0, os.geteuid()) or caller.name in ctx.config.sharing.admins
 
 
 def owns(ctx: Context, caller: Caller, owner_uid: int) -> bool:

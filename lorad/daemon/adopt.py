@@ -10,6 +10,7 @@ from pathlib import Path
 from lorad.adapters.directory import sweep as sweep_leftovers
 from lorad.box.paths import RunDir, refuse_open
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, guarded, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
@@ -17,7 +18,7 @@ from lorad.daemon.process.user_files import passable
 from lorad.daemon.record.relocate import relocate
 from lorad.daemon.storage.prune import REMOVED, sweep
 from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
-from lorad.daemon.troubles import Item, each, guarded, of_pool
+from lorad.daemon.troubles import Item
 from lorad.states import RunState
 from lorad.store import runs
 
@@ -42,7 +43,7 @@ def make_runs_root(ctx: Context) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     refuse_open(root.parent, shared_place=True)
     refuse_open(root)
-    if ctx.system and (is_new or root.stat().st_uid == os.geteuid()):
+    if ctx.users.shared and (is_new or root.stat().st_uid == os.geteuid()):
         passable(root)
 
 

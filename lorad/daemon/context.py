@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -14,32 +12,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lorad.bounds import Bounds
 from lorad.box.config import Config
-from lorad.box.machine import Machine, read_machine
 from lorad.box.paths import AttemptDir, Home, RunDir
-from lorad.daemon.counters import Meter
 from lorad.daemon.event_tail import Tail
-from lorad.daemon.gpu.devices import Device
-from lorad.daemon.gpu.lock_notes import Notes
-from lorad.daemon.gpu.occupancy import Sights
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.loop import Loop
 from lorad.daemon.open_store import record
-from lorad.daemon.pool import Pool
-from lorad.daemon.process.commands import Commands
+from lorad.daemon.pool import Pools
 from lorad.daemon.process.processes import Processes
-from lorad.daemon.process.pulse import Pulse
-from lorad.daemon.process.user_threads import Hands, Turns
+from lorad.daemon.process.user_threads import Users
 from lorad.daemon.process.users import User, user_of
 from lorad.daemon.read_threads import Readers
-from lorad.daemon.state import Disks
-from lorad.daemon.troubles import Troubles
-from lorad.daemon.usage import Disk
-from lorad.daemon.wake import Waker
+from lorad.daemon.state import QueueState, RequestState, ServingState, StorageState
 from lorad.errors import StorageError
-from lorad.protocol.connection import Connection
 from lorad.protocol.journal import Reference
-from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.preflight import SpecFacts
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
@@ -65,77 +52,25 @@ class Patience:
     pool_ready: float = 1200.0  # a server that loads a large model takes minutes
 
 
-def _recent(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[], Machine]:
-    """The machine as it was read a moment ago: every run of a long queue asks for it."""
-    seen: list[tuple[float, Machine]] = []
-
-    def recent() -> Machine:
-        if not seen or time.monotonic() - seen[0][0] > seconds:
-            seen[:] = [(time.monotonic(), read())]
-        return seen[0][1]
-
-    return recent
-
-
 @dataclass
 class Context:
     home: Home
     config: Config
     store: Store
     journal: DaemonJournal
-    devices: list[Device]
-    commands: Commands = field(default_factory=Commands)
-    patience: Patience = field(default_factory=Patience)
-    bounds: Bounds = field(default_factory=Bounds)
+    gpus: GpuState
+    loop: Loop = field(default_factory=Loop)
     processes: Processes = field(default_factory=Processes)
-    waker: Waker = field(default_factory=Waker)
-    machine: Callable[[], Machine] = field(default_factory=lambda: _recent(read_machine))
-    pools: dict[str, Pool] = field(default_factory=dict)
-    started_at: float = field(default_factory=time.time)
-    system: bool = False  # several users share this daemon
-    closing: bool = False
-    parting: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by a request to end, until it is answered
-    disk: Disk = field(default_factory=Disk)
-    meter: Meter = field(default_factory=Meter)
-    hands: Hands = field(default_factory=Hands)
-    polls: Hands = field(default_factory=Hands)  # short questions to pools, which do not wait behind long ones
-    checks: Turns = field(default_factory=lambda: Turns("checks of specs", at_once=4, most=32))
-    # Notes that a new daemon does without:
-    signalled: dict[Path, tuple[int, float]] = field(default_factory=dict)  # attempt -> signal, when
-    not_before: dict[str, float] = field(default_factory=dict)  # run -> monotonic time of its restart
-    pool_gone_since: dict[str, float] = field(default_factory=dict)
-    last_words: dict[str, int] = field(default_factory=dict)  # run -> bytes of its journal when its driver was gone
-    cuts: Counter[tuple[str, int]] = field(default_factory=Counter)  # run, attempt -> times its journal lost records
-    unpruned: set[str] = field(default_factory=set)  # runs, see `prune_again`
-    pulses: dict[AttemptDir, Pulse] = field(default_factory=dict)  # see `health.py`
-    put_down: set[AttemptDir] = field(default_factory=set)  # those that hang and are being killed
-    looked_at: float = 0.0  # monotonic time of the last look at all pulses
-    rotated_at: float = 0.0  # ... and at the sizes of logs
-    notes: Notes = field(default_factory=Notes)  # beside the locks of GPUs
-    sights: Sights = field(default_factory=Sights)  # who computes on GPUs
-    disks: Disks = field(default_factory=Disks)
-    active: tuple[int | None, list[RunRow]] = field(default=(None, []))  # of `queue/tenants.py`, by `Store.changes`
-    wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None  # in one pass of `queue/place.py`
-    asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)  # by run, in `queue/place.py`
-    troubles: Troubles = field(default_factory=Troubles)
-    lost_pools: list[Path] = field(default_factory=list)  # directories of pools that cannot be known
-    rung: int = 0  # the newest event that its readers were woken for
-    log_trouble: str = ""  # why the daemon's log cannot be written
-    pauses: dict[str, tuple[float, float]] = field(default_factory=dict)  # run that serves -> seconds, and their end
-
-    in_hand: Counter[str] = field(default_factory=Counter)  # run@version: somebody is about to use it, so it stays
-    moving: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))  # by alias
-    served: int = 1  # counts changes of pins, aliases and pools: `serving/` looks when it grew
-    table: int = 0  # what `served` was when the gateway's table was written
-    tables: dict[int, bytes] = field(default_factory=dict)  # uid -> what the gateway of that owner was told last
-    gateways_asked: dict[int, float] = field(default_factory=dict)  # uid -> monotonic time; see `serving/gateways.py`
-
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    waiting: set[Connection] = field(default_factory=set)  # threads wait for answers on them
+    pools: Pools = field(default_factory=Pools)
+    queue: QueueState = field(default_factory=QueueState)
+    serving: ServingState = field(default_factory=ServingState)
+    storage: StorageState = field(default_factory=StorageState)
+    requests: RequestState = field(default_factory=RequestState)
+    users: Users = field(default_factory=Users)
+    patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         record(self.store, self.journal)
-        self.readers = Readers(self.store)
 
     async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """What a function of `lorad.store` that asks finds, without holding up the loop: see `Readers.read`."""
@@ -144,18 +79,23 @@ class Context:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let `work` go on by itself; it is cancelled when the daemon closes."""
         task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.loop.tasks.add(task)
+        task.add_done_callback(self.loop.tasks.discard)
 
     def close(self) -> None:
         """Let the daemon end; what it supervises goes on."""
-        self.closing = True
-        self.waker.poke()
-        self.waker.ring()
+        self.loop.closing = True
+        self.loop.poke()
+        self.loop.ring()
 
     def user(self, uid: int) -> User | None:
         """Whose what belongs to `uid` is to be; None: this process's own, as all of a daemon of one user."""
-        return user_of(uid, self.config.environment) if self.system else None
+        return user_of(uid, self.config.environment) if self.users.shared else None
+
+    @cached_property
+    def readers(self) -> Readers:
+        """Connections that read, each in a thread of its own."""
+        return Readers(self.store)
 
     @cached_property
     def tail(self) -> Tail:
@@ -221,7 +161,7 @@ def request_of(run: RunRow) -> Request:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = (
             f"Put a backup of the file in its place. `lorad export {run.name}@N DIRECTORY` still copies a version, "
-            f"and `lorad run {run.directory}/spec.yaml --name NEW` starts the run anew."
+            f"and `lorad run {run.directory}/spec.yaml --name NEW` starts the run from scratch."
         )
         raise unreadable(Path(path), error, hint) from error
 

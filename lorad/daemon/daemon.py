@@ -20,6 +20,7 @@ from lorad.daemon.api.metrics_port import scraped
 from lorad.daemon.api.server import bind, make_app
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import find_devices
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store, tell_start
 from lorad.daemon.process.shared_home import prepare_shared
@@ -42,13 +43,13 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     with lock(home):
         log_trouble = log_to(home.daemon_log)
         ctx = open_context(home)
-        ctx.system, ctx.log_trouble = system, log_trouble
+        ctx.users.shared, ctx.storage.log_trouble = system, log_trouble
         try:
             asyncio.run(serve(ctx))
         finally:
             ctx.store.close()
             ctx.journal.close()
-            log.info("the daemon ends; runs and pools go on")
+            log.info("the daemon ends; runs and pools continue")
 
 
 def prepare(home: Home) -> None:
@@ -75,7 +76,7 @@ def log_to(path: Path) -> str:
 def open_context(home: Home) -> Context:
     settings, store = config.load(home.config), open_store(home)
     devices = find_devices(settings.devices.cpu_slots)
-    ctx = Context(home, settings, store, open_journal(home), devices)
+    ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
     tell_start(store, ctx.journal)
     if trouble := tokens_trouble(settings.gateway):
         log.error("%s", trouble)
@@ -92,7 +93,7 @@ async def serve(ctx: Context) -> None:
     async with answering(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
         await reconcile(ctx)
-        async with ctx.parting:  # what is to end with the daemon has ended
+        async with ctx.requests.parting:  # what is to end with the daemon has ended
             pass
 
 
@@ -102,9 +103,9 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
     runner = bounded(make_app(ctx), shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     path = ctx.home.socket
-    door = Doorkeeper(runner.server, ctx.bounds)
+    door = Doorkeeper(runner.server, ctx.requests.bounds)
     listener = await asyncio.get_running_loop().create_unix_server(
-        door, sock=bind(path, 0o666 if ctx.system else 0o600), backlog=BACKLOG
+        door, sock=bind(path, 0o666 if ctx.users.shared else 0o600), backlog=BACKLOG
     )
     try:
         async with scraped(ctx):
@@ -118,10 +119,10 @@ async def answering(ctx: Context) -> AsyncIterator[None]:
 
 async def rest(ctx: Context) -> None:
     """End what the daemon itself has under way."""
-    for connection in list(ctx.waiting):
+    for connection in list(ctx.requests.waiting):
         connection.abort()
-    for task in list(ctx.tasks):
+    for task in list(ctx.loop.tasks):
         task.cancel()
-    await asyncio.gather(*ctx.tasks, return_exceptions=True)
+    await asyncio.gather(*ctx.loop.tasks, return_exceptions=True)
     ctx.readers.close()
-    ctx.waker.close()
+    ctx.loop.close()

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
+from lorad.daemon.guarded import each, of_pool, of_run
 from lorad.daemon.process.processes import is_same, read_status, write_json
 from lorad.daemon.process.pulse import Pulse, was_away
 from lorad.daemon.process.stacks import dump_stacks
 from lorad.daemon.serving.gateways import living_gateways
-from lorad.daemon.troubles import Item, each, of_pool, of_run
+from lorad.daemon.troubles import Item
 from lorad.protocol.heartbeat import read_beat
 from lorad.states import ACTIVE
 from lorad.store import runs
@@ -30,18 +31,18 @@ def heal(ctx: Context) -> None:
     """Look at drivers that work, pools and gateways that are up; put down who hangs. Without a heartbeat, as on a disk
     that was full, or of an earlier lorad, a process is judged by its life alone."""
     now, limits = time.monotonic(), ctx.config.supervision
-    if now - ctx.looked_at < min(LOOK_SECONDS, limits.hang / 4):
+    if now - ctx.processes.looked_at < min(LOOK_SECONDS, limits.hang / 4):
         return
-    away, ctx.looked_at = was_away(ctx.looked_at, now, limits), now
+    away, ctx.processes.looked_at = was_away(ctx.processes.looked_at, now, limits), now
     there = dict(watched(ctx))
-    ctx.pulses = {attempt: pulse for attempt, pulse in ctx.pulses.items() if attempt in there}
+    ctx.processes.pulses = {attempt: pulse for attempt, pulse in ctx.processes.pulses.items() if attempt in there}
 
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
         if is_untold(attempt):
             wake_shim(attempt)
         trouble = look(ctx, attempt, now, away)
-        if trouble and attempt not in ctx.put_down and not is_full(attempt):
-            ctx.put_down.add(attempt)
+        if trouble and attempt not in ctx.processes.put_down and not is_full(attempt):
+            ctx.processes.put_down.add(attempt)
             ctx.spawn(put_down(ctx, attempt, there[attempt][0]))
 
     each(ctx, heal_process, there, lambda attempt: there[attempt][1])
@@ -64,11 +65,11 @@ def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
 
 def look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> str:
     """Say what is wrong with the process; "" when nothing is."""
-    beat, pulse = read_beat(attempt.heartbeat), ctx.pulses.get(attempt)
+    beat, pulse = read_beat(attempt.heartbeat), ctx.processes.pulses.get(attempt)
     if beat is None:
         return ""
     if pulse is None:
-        ctx.pulses[attempt] = Pulse(beat, now, now, attempt.killed.exists())
+        ctx.processes.pulses[attempt] = Pulse(beat, now, now, attempt.killed.exists())
         return ""
     if pulse.doubted and beat != pulse.beat:  # the earlier daemon did not come to it
         pulse.doubted = False
@@ -103,10 +104,10 @@ async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
             write_json(attempt.killed, {"why": why, "at": time.time()})
         ctx.processes.kill_group(attempt)
         wake_shim(attempt)
-        if pulse := ctx.pulses.get(attempt):
+        if pulse := ctx.processes.pulses.get(attempt):
             pulse.begin_again(now)  # a process that is still there then is killed again
     finally:
-        ctx.put_down.discard(attempt)
+        ctx.processes.put_down.discard(attempt)
 
 
 def is_untold(attempt: AttemptDir) -> bool:

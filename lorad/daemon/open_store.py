@@ -14,14 +14,16 @@ from lorad.store.db import Store
 
 log = logging.getLogger("lorad.daemon")
 
-REPAIR = "`lorad doctor --repair` builds the database from the journals; to begin anew, set LORAD_HOME elsewhere."
+REPAIR = (
+    "`lorad doctor --repair` rebuilds the database from the journals; to start from scratch, set LORAD_HOME elsewhere."
+)
 
 
 def open_store(home: Home) -> Store:
     """Raises what Store does, and IntegrityError when the database is gone, or older than the journal."""
     is_gone = not home.database.exists() or home.database.stat().st_size == 0
     if is_gone and home.journal.is_file() and home.journal.stat().st_size:
-        raise IntegrityError(f"{home.database} is gone, and {home.journal} tells of what was in it", hint=REPAIR)
+        raise IntegrityError(f"{home.database} is gone, and {home.journal} records what was in it", hint=REPAIR)
     try:
         return Store(home.database)
     except OSError as error:
@@ -31,7 +33,7 @@ def open_store(home: Home) -> Store:
         wanted = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
         told = f"{error.message} (lorad {lorad.__version__}{f', it was lorad {wrote}' if wrote else ''})"
         hint = (
-            f"`{sys.executable} -m pip install -U {wanted}` updates lorad. To go on with this one: `lorad doctor "
+            f"`{sys.executable} -m pip install -U {wanted}` updates lorad. To continue with this one: `lorad doctor "
             f"--repair` builds a database for it from the journals, with all that happened since, and keeps the newer "
             f"one. (As it was before the upgrade: {home.database.name}.before-*.)"
         )
@@ -55,7 +57,7 @@ def record(store: Store, journal: DaemonJournal) -> None:
     """
     there, written = store.recorded, last_change(journal.path)
     if written is not None and written > there + 1:
-        told = f"{store.path} is older than {journal.path}, which tells of {written - there} changes more"
+        told = f"{store.path} is older than {journal.path}, which records {written - there} more changes"
         raise IntegrityError(told, hint=REPAIR)
     is_behind = written != there or store.is_upgraded
     if is_behind:

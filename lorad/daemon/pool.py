@@ -166,3 +166,16 @@ def load_pool(root: Path) -> Pool | None:
         return Pool(msgspec.json.decode((root / "pool.json").read_bytes(), type=PoolSetup), root)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+class Pools(dict[str, Pool]):
+    """The pools by their names.
+
+    gone_since: when a pool was found gone, by its name; monotonic.
+    lost: directories of pools that cannot be known.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone_since: dict[str, float] = {}
+        self.lost: list[Path] = []

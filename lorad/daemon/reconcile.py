@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lorad.daemon.context import Context, attempt_dir, run_dir
+from lorad.daemon.guarded import each, guarded, of_run
 from lorad.daemon.health import heal
 from lorad.daemon.pools.life import find_lost_pools, put_away_pools, watch_pools
 from lorad.daemon.process.processes import DAMAGED
@@ -26,7 +27,7 @@ from lorad.daemon.serving.table import keep_table
 from lorad.daemon.storage.budget import keep_budget
 from lorad.daemon.storage.prune import prune, prune_again
 from lorad.daemon.trim_logs import rotate
-from lorad.daemon.troubles import Item, each, guarded, of_run
+from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.journal import Record
 from lorad.states import ACTIVE, Move, RunState
@@ -43,7 +44,7 @@ async def reconcile(ctx: Context) -> None:
     daemon answers requests between two verbs, and after a pass for as long as the pass took.
     """
     clock = asyncio.get_running_loop().time
-    while not ctx.closing:
+    while not ctx.loop.closing:
         if ctx.store.is_moved:
             log.error("%s was moved or removed; the daemon ends, start it where its home is now", ctx.home.root)
             ctx.close()
@@ -53,7 +54,7 @@ async def reconcile(ctx: Context) -> None:
             guarded(ctx, Item(), verb)
             await asyncio.sleep(0)
         await asyncio.sleep(clock() - began)
-        await ctx.waker.wait(journals(ctx))
+        await ctx.loop.wait(journals(ctx))
 
 
 def collect(ctx: Context) -> None:
@@ -116,8 +117,8 @@ def tidy_readers(ctx: Context) -> None:
 
 def keep_log(ctx: Context) -> None:
     """Raises StorageError as long as the daemon has no log of its own."""
-    if ctx.log_trouble:
-        raise StorageError(ctx.log_trouble, hint="Mend or remove it, then start the daemon again.")
+    if ctx.storage.log_trouble:
+        raise StorageError(ctx.storage.log_trouble, hint="Mend or remove it, then start the daemon again.")
 
 
 def keep_database(ctx: Context) -> None:
@@ -130,9 +131,9 @@ def keep_database(ctx: Context) -> None:
 def ring(ctx: Context) -> None:
     """Wake the readers of events when there are new ones."""
     newest = events.last_id(ctx.store)
-    if newest != ctx.rung:
-        ctx.rung = newest
-        ctx.waker.ring()
+    if newest != ctx.loop.newest:
+        ctx.loop.newest = newest
+        ctx.loop.ring()
 
 
 PASS: tuple[Callable[[Context], None], ...] = (

@@ -1,21 +1,122 @@
-"""How much the files of runs take."""
+"""What the rooms of the daemon remember between two passes of the loop. A new daemon does without all of it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from lorad.bounds import Bounds
+from lorad.daemon.counters import Meter
+from lorad.daemon.gpu.devices import Device
+from lorad.protocol.connection import Connection
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.store.rows import RunRow
+
+LOOK_SECONDS = 60.0
+
+
+@dataclass
+class QueueState:
+    """What `queue/` remembers.
+
+    not_before: the monotonic time before which a run does not restart.
+    active: the runs that work, as of that number of `Store.changes`.
+    wishes: the widest server that a queued run asks for, by devices and kind, during one pass.
+    asked: what pool each queued run asks for, kept until one of its inputs changes.
+    """
+
+    not_before: dict[str, float] = field(default_factory=dict)
+    active: tuple[int | None, list[RunRow]] = field(default=(None, []))
+    wishes: dict[tuple[Device, ...], dict[str, PoolSetup]] | None = None
+    asked: dict[str, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
+
+
+@dataclass
+class ServingState:
+    """What `serving/` remembers.
+
+    in_hand: how many requests are about to use a `run@version`, which is not deleted meanwhile.
+    moving: a lock for each alias.
+    served: counts the changes of pins, aliases and pools; rooms look again when it grew.
+    table: what `served` was when the gateway's table was written.
+    tables: what the gateway of each uid was last given.
+    gateways_asked: when somebody last asked for the gateway of a uid, in monotonic time.
+    pauses: for a run that serves, the seconds between two tries to start its pool, and when the next one is due.
+    """
+
+    in_hand: Counter[str] = field(default_factory=Counter)
+    moving: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    served: int = 1
+    table: int = 0
+    tables: dict[int, bytes] = field(default_factory=dict)
+    gateways_asked: dict[int, float] = field(default_factory=dict)
+    pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass
+class RequestState:
+    """What `api/` remembers.
+
+    parting: held by a request to end the daemon until it is answered.
+    waiting: connections to pools on which threads wait for answers.
+    """
+
+    bounds: Bounds = field(default_factory=Bounds)
+    meter: Meter = field(default_factory=Meter)
+    parting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: set[Connection] = field(default_factory=set)
+
+
+@dataclass
+class Disk:
+    """What is known of the disk.
+
+    used: bytes of the home and its storage; None before the first look.
+    told: the warning that they are too many; empty when they are not.
+    """
+
+    used: int | None = None
+    measured_at: float = field(default_factory=lambda: -LOOK_SECONDS)
+    is_measuring: bool = False
+    told: str = ""
 
 
 @dataclass
 class Disks:
-    """Bytes of all runs by the uid of their owner, measured in a thread. at: monotonic."""
+    """Bytes of all runs by the uid of their owner, measured in a thread.
+
+    at: the monotonic time of the measurement.
+    """
 
     used: dict[int, int] = field(default_factory=dict)
     at: float = float("-inf")
     is_measured: bool = False
+
+
+@dataclass
+class StorageState:
+    """What is known of the files of runs.
+
+    unpruned: runs whose old files are to be deleted.
+    last_words: bytes of a run's journal when its driver was found gone.
+    cuts: how often the journal of an attempt, by run and number, lost records.
+    rotated_at: the monotonic time of the last look at the sizes of logs.
+    log_trouble: why the daemon's own log cannot be written.
+    """
+
+    disk: Disk = field(default_factory=Disk)
+    by_owner: Disks = field(default_factory=Disks)
+    unpruned: set[str] = field(default_factory=set)
+    last_words: dict[str, int] = field(default_factory=dict)
+    cuts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    rotated_at: float = 0.0
+    log_trouble: str = ""
 
 
 def bytes_of(directories: Iterable[Path]) -> int:

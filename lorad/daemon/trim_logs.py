@@ -19,9 +19,9 @@ LOOK_SECONDS = 5.0
 def rotate(ctx: Context) -> None:
     """Look at the sizes now and then, in a thread."""
     now = time.monotonic()
-    if now - ctx.rotated_at < LOOK_SECONDS:
+    if now - ctx.storage.rotated_at < LOOK_SECONDS:
         return
-    ctx.rotated_at = float("inf")  # two that cut the same log would mix it up
+    ctx.storage.rotated_at = float("inf")  # two that cut the same log would mix it up
     ctx.spawn(rotated(ctx, list(living(ctx))))
 
 
@@ -29,7 +29,7 @@ async def rotated(ctx: Context, attempts: list[AttemptDir]) -> None:
     try:
         await asyncio.to_thread(cut_all, attempts, ctx.config.supervision.log_bytes)
     finally:
-        ctx.rotated_at = time.monotonic()
+        ctx.storage.rotated_at = time.monotonic()
 
 
 def living(ctx: Context) -> Iterator[AttemptDir]:

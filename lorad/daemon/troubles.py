@@ -1,26 +1,11 @@
 """What the daemon could not do in the last pass of its loop and tries again.
 
-`lorad doctor`, `lorad daemon status`, `lorad list` and the dashboard show it. A verb that works on items (runs, pools,
-gateways, users) does so by `each`: what is wrong with one item holds up no other.
+`lorad doctor`, `lorad daemon status`, `lorad list` and the dashboard show it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
-
-from lorad.errors import LoradError
-
-if TYPE_CHECKING:
-    from lorad.daemon.context import Context
-    from lorad.daemon.pool import Pool
-    from lorad.store.rows import RunRow
-
-log = logging.getLogger("lorad.daemon")
-
-T = TypeVar("T")
-P = ParamSpec("P")
+from typing import NamedTuple
 
 
 class Item(NamedTuple):
@@ -84,44 +69,3 @@ class Troubles:
         gone = [key for key in self._there if key[0] == verb and key[1] not in items]
         for key in gone:
             del self._there[key]
-
-
-def of_run(run: RunRow) -> Item:
-    return Item(f"run {run.name}", run.owner_uid)
-
-
-def of_pool(pool: Pool) -> Item:
-    return Item(f"pool {pool.id}", pool.setup.owner)
-
-
-def guarded(
-    ctx: Context, item: Item, verb: Callable[Concatenate[Context, P], None], *args: P.args, **options: P.kwargs
-) -> None:
-    """Whatever goes wrong is kept as a trouble, and is tried again in the next pass; the log has it once."""
-    try:
-        verb(ctx, *args, **options)
-    except Exception as error:
-        hint = error.hint if isinstance(error, LoradError) else ""
-        if ctx.troubles.add(Trouble(verb.__name__, item, in_words(error), hint)):
-            where = f"{verb.__name__}, {item.name}" if item.name else verb.__name__
-            log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
-    else:
-        ctx.troubles.end(verb.__name__, item.name)
-
-
-def each(ctx: Context, verb: Callable[[Context, T], None], items: Iterable[T], item_of: Callable[[T], Item]) -> None:
-    """Do `verb` to every item, each guarded alone."""
-    there = set()
-    for one in items:
-        item = item_of(one)
-        there.add(item.name)
-        guarded(ctx, item, verb, one)
-    ctx.troubles.keep_only(verb.__name__, there | {""})
-
-
-def in_words(error: Exception) -> str:
-    if isinstance(error, LoradError):
-        return error.message
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"{type(error).__name__}: {error}"

@@ -81,7 +81,7 @@ def cause(error: Exception, journal: JournalWriter) -> Exception:
 
 def reason(error: Exception, run: str, run_dir: RunDir) -> EndFact:
     """Return how an exception ends the run."""
-    resume = f"`lorad resume {run}` goes on from a checkpoint."
+    resume = f"`lorad resume {run}` continues from a checkpoint."
     match error:
         case AttestationFailed():
             return EndFact("attestation_failed", error.message, error.hint)

@@ -126,7 +126,7 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         return
     same = is_same_base(attempts, info, sizes_of(session.spec.trainer))
     if same is None:
-        session.warn(f"nothing tells whether the weights of {info.model} are still those of the attempts before")
+        session.warn(f"nothing shows whether the weights of {info.model} are still those of the attempts before")
     elif not same:
         trained = "this run" if own else session.params.origin
         raise Conflict(

@@ -82,6 +82,6 @@ def _read(session: Session, fact: Record, present: list[Record]) -> Restored:
     except IntegrityError as error:
         before = [f.step for f in present if f.step < fact.step]
         run = session.params.run
-        hint = f"Go on from the one before: `lorad resume {run} --from {before[-1]}`." if before else ""
+        hint = f"Continue from the one before: `lorad resume {run} --from {before[-1]}`." if before else ""
         raise IntegrityError(f"checkpoint at step {fact.step}: {error.message}", hint=hint) from None
     return Restored(path, msgspec.json.decode((path / STATE).read_bytes(), type=State))

@@ -65,7 +65,7 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
             raise IntegrityError(
                 f"{path} holds samples of {session.name_of(kept.version)}, and the journal has no such version of step "
                 f"{kept.trained} that counts",
-                hint=f"Go on from another checkpoint: `lorad checkpoints {session.params.run}`.",
+                hint=f"Continue from another checkpoint: `lorad checkpoints {session.params.run}`.",
             )
     return list(_usable(session, found))
 

@@ -114,7 +114,7 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
     last = chunks[-1]
     if last.finish not in ("stop", "length"):
         raise LoradError(
-            f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log tells more"
+            f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log says more"
         )
     tokens, logprobs = _joined([c.tokens for c in chunks]), _joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
 import numpy as np
 from msgspec import Struct
@@ -23,9 +23,6 @@ from lorad.rl.reward import RewardInput
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import Spec
 from lorad.spec.text import from_json
-
-if TYPE_CHECKING:
-    from lorad.driver.ahead import Ahead
 
 
 class StopFlag:
@@ -55,9 +52,34 @@ class State(Struct):
     skipped_steps: int = 0
 
 
+class Sampler(Protocol):
+    """Sampling that runs ahead of training, see `ahead.py`."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None:
+        """Break off what is under way."""
+
+    def go_on(self, step: int) -> None:
+        """Ask the version of `step`, which is the current one, for what may be sampled now."""
+
+    def take(self, step: int) -> Rollout:
+        """Wait for the rollout for the step after `step`. Raises what its making raised."""
+
+    def put_back(self, rollout: Rollout) -> None:
+        """Keep the rollout that was taken last: it is not trained on now."""
+
+    def made(self) -> list[Rollout]:
+        """Wait for the rollouts of versions before the current one. Raises what their making raised."""
+
+
 @dataclass
 class Session:
-    """One attempt of one run. ahead: None where no sampling runs ahead of training."""
+    """One attempt of one run.
+
+    ahead: None where no sampling runs ahead of training.
+    """
 
     spec: Spec
     params: DriverParams
@@ -71,7 +93,7 @@ class Session:
     stop: StopFlag
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
-    ahead: Ahead | None = None
+    ahead: Sampler | None = None
 
     @property
     def steps_left(self) -> bool:

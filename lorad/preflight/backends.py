@@ -136,4 +136,4 @@ def check_url(url: str, urls: tuple[str, ...]) -> None:
             "it holds a password, and specs are stored", key="rollout.url", hint="Put it into rollout.key_file."
         )
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise SpecError(f"{url} goes on after the port", key="rollout.url", hint=hint)
+        raise SpecError(f"{url} has more after the port", key="rollout.url", hint=hint)

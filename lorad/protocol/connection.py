@@ -124,4 +124,6 @@ def _converted(answer: Answer, expected: Any) -> Any:
     try:
         return frames.converted(answer.body, expected)
     except msgspec.ValidationError as error:
-        raise PoolLost(f"the pool's answer is not understood: {error}", hint="Is it of another lorad?") from None
+        raise PoolLost(
+            f"the pool's answer is not understood: {error}", hint="Is it another version of lorad?"
+        ) from None

@@ -189,7 +189,7 @@ class RewardSpec(Part, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """The limit of `memory`; 0 where none is given. Raises ValueError."""
+        """Return the limit of `memory`; 0 where none is given. Raises ValueError."""
         return bytes_of(self.memory) if isinstance(self.memory, str) else self.memory or 0
 
 
@@ -395,7 +395,7 @@ class Spec(Part, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """How many the run takes where there are any: trainer and engine share them."""
+        """Return how many GPUs the run takes where there are any: trainer and engine share them."""
         return self.resources.devices or max(self.trainer.ranks, self.rollout.tp * self.rollout.servers)
 
 
@@ -408,7 +408,7 @@ def bytes_of(text: str) -> int:
 
 
 def convert(data: Any) -> Spec:
-    """The spec of a plain mapping.
+    """Return the spec of a plain mapping.
 
     Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in `others`; an
     unknown key comes with the nearest known one.
@@ -433,7 +433,7 @@ def convert(data: Any) -> Spec:
 
 
 def fitted(spec: Spec, positions: int) -> Spec:
-    """With prompts that a model of so many positions has room for: the default of data.max_prompt_tokens gives way.
+    """Lower the default of data.max_prompt_tokens so that prompts fit a model of so many positions.
 
     Raises SpecError when a prompt and its completion do not fit.
     """
@@ -456,5 +456,5 @@ def fitted(spec: Spec, positions: int) -> Spec:
 
 
 def to_json(spec: Spec) -> bytes:
-    """The resolved spec, canonical: equal specs give equal bytes."""
+    """Return the resolved spec, canonical: equal specs give equal bytes."""
     return msgspec.json.encode(spec)

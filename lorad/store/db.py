@@ -29,7 +29,7 @@ UNUSABLE = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY),
     sqlite3.SQLITE_CANTOPEN,
 }
-REPAIR = "`lorad doctor --repair` builds it anew from the journals and keeps this one. No run directory was touched."
+REPAIR = "`lorad doctor --repair` rebuilds it from the journals and keeps this one. No run directory was touched."
 DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 

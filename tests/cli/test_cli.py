@@ -139,7 +139,7 @@ def test_interrupt_detaches_and_the_run_goes_on(made: World) -> None:
     made.until(lambda: "detached" in {r.name for r in made.client.list()}, "the run exists")
     made.reached("detached", 1)
     process.send_signal(signal.SIGINT)
-    assert "goes on" in process.communicate(timeout=60)[1]
+    assert "continues" in process.communicate(timeout=60)[1]
     assert process.returncode == 0
     made.reached("detached", made.client.show("detached").step + 1)
     made.lorad("kill", "detached", "--wait")
@@ -165,7 +165,7 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
             ("resume", "a", "-d", "--wait"), ("fork", "a@1", "-d", "--wait"), ("plot", "a", "--png", "a.jpg"),
         )  # fmt: skip
         told = [empty.lorad(*arguments, expect=2).stderr for arguments in refused]
-        assert "--wait" in told[0] and "on a terminal" in told[2] and "Name it a.png" in told[-1]
+        assert "--wait" in told[0] and "needs a terminal" in told[2] and "Name it a.png" in told[-1]
         assert not empty.home.root.exists()
 
 

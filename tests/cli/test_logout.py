@@ -33,7 +33,7 @@ def checked(root: Path, cgroup: str = SESSION, user: str = "ada") -> dict[str, A
 def test_a_machine_without_systemd_is_fine(tmp_path: Path) -> None:
     assert checked(tmp_path) == {
         "ok": True,
-        "detail": "no systemd here: a logout ends nothing by itself",
+        "detail": "no systemd here: a logout ends nothing",
         "hint": "",
     }
 

@@ -76,7 +76,7 @@ async def test_one_broken_file_holds_up_nobody_else(home: Path, kind: str) -> No
                 await others_continue(ctx, f"new-{number}")
                 if words:
                     await until(partial(is_said, ctx, words))
-        await until(lambda: not len(ctx.troubles))
+        await until(lambda: not len(ctx.loop.troubles))
 
 
 def has_begun(ctx: Context, name: str) -> bool:
@@ -84,7 +84,7 @@ def has_begun(ctx: Context, name: str) -> bool:
 
 
 def is_said(ctx: Context, words: str) -> bool:
-    return any(line.startswith(words) for line in ctx.troubles.lines())
+    return any(line.startswith(words) for line in ctx.loop.troubles.lines())
 
 
 async def others_continue(ctx: Context, name: str) -> None:
@@ -102,7 +102,7 @@ async def test_a_daemon_starts_whatever_of_the_rest_is_broken(home: Path) -> Non
         for name in ("runs/victim", "pools/tiny-1", "gateway"):
             stack.enter_context(broken(home / name / STATUS, "directory"))
         async with serving(home) as api:
-            await until(lambda: len(api.ctx.troubles) >= 3)
+            await until(lambda: len(api.ctx.loop.troubles) >= 3)
             troubles = (await api("status")).troubles
             for said in ("run victim: ", "pool tiny-1: ", "the gateway: "):
                 assert any(line.startswith(said) and "status.json cannot be read" in line for line in troubles)
@@ -124,7 +124,7 @@ async def test_a_pool_with_a_status_of_nuls_still_serves(home: Path) -> None:
         await api.run("a")
         await api.until("a", "ended")
         with broken(home / "pools" / "tiny-1" / STATUS, "nuls"):
-            await until(lambda: len(api.ctx.troubles))
+            await until(lambda: len(api.ctx.loop.troubles))
             await api.run("b")
             assert (await api.until("b", "ended")).pool == "tiny-1"
 
@@ -156,7 +156,7 @@ async def test_what_needs_a_broken_file_names_it_and_what_to_do(home: Path, file
 async def test_a_database_that_was_replaced_is_said(home: Path) -> None:
     async with serving(home) as api:
         os.rename(home / "lorad.db", home / "aside.db")
-        await until(lambda: len(api.ctx.troubles))
+        await until(lambda: len(api.ctx.loop.troubles))
         assert "lorad.db was removed or replaced" in (await api("status")).troubles[0]
         submit(api.ctx, "a")
         await until_state(api.ctx, "a", "ended")

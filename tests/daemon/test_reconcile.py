@@ -77,7 +77,7 @@ async def test_pause_finishes_the_step_checkpoints_and_resumes(home: Path) -> No
         paused = await until_state(ctx, "a", "paused")
         assert [c.step for c in checkpoints(ctx.store, "a")][-1] == paused.step < 6
         ctx.move("a", Move.RESUME)
-        ctx.waker.poke()
+        ctx.loop.poke()
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, row.attempt, row.step) == ("completed", 2, 6)
         assert runs.attempts(ctx.store, "a")[1].resumed_from == paused.step
@@ -147,7 +147,7 @@ async def test_a_run_whose_pool_dies_is_lost_and_the_next_one_gets_a_new_pool(ho
         ctx.processes.kill_group(ctx.pools["tiny-1"].attempt())
         assert (await until_state(ctx, "a", "ended")).reason == "lost"
         ctx.move("a", Move.RESUME)
-        ctx.waker.poke()
+        ctx.loop.poke()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
         assert ctx.pools["tiny-1"].number == 2
 
@@ -159,7 +159,7 @@ async def test_a_pool_that_lost_a_run_gets_no_other_though_it_is_still_up(home: 
         assert (await until_state(ctx, "a", "ended")).reason == "lost"
         behave(home)
         ctx.move("a", Move.RESUME)
-        ctx.waker.poke()
+        ctx.loop.poke()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
         assert ctx.pools["tiny-1"].number == 2
 

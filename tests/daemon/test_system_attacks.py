@@ -71,5 +71,5 @@ async def test_the_pool_of_another_user_has_no_say_in_whether_a_run_is_sound(hom
         run, (pool,) = runs.get(api.ctx.store, "a"), api.ctx.pools.values()
         assert pool.status and "a@1002" in pool.status.loaded
         assert (await attest_again(api.ctx, run)).looked_at.startswith("1 version")
-        api.ctx.system, pool.setup = True, msgspec.structs.replace(pool.setup, owner=BOB)
+        api.ctx.users.shared, pool.setup = True, msgspec.structs.replace(pool.setup, owner=BOB)
         assert (await attest_again(api.ctx, run)).looked_at.startswith("0 versions")

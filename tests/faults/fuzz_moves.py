@@ -31,10 +31,11 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs import kill, pause, remove, resume, stop
 from lorad.daemon.context import Context, run_dir
 from lorad.daemon.daemon import rest
+from lorad.daemon.guarded import guarded
 from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import PASS
-from lorad.daemon.troubles import Item, guarded
+from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, LoradError, NotFound
 from lorad.protocol.journal import Attempt, CheckpointFact, EndFact, JournalWriter, StepFact, VersionFact
 from lorad.states import MOVES, RunState
@@ -143,7 +144,7 @@ class Lives(RuleBasedStateMachine):
             await asyncio.sleep(0)
 
         self.loop.run_until_complete(once())
-        assert not self.ctx.troubles, self.ctx.troubles
+        assert not self.ctx.loop.troubles, self.ctx.loop.troubles
 
     def ask(self, verb: str, name: str) -> bool:
         """Ask for a verb; returns whether it was done rather than refused."""

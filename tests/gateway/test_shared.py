@@ -105,7 +105,7 @@ def until(true: Callable[[], Any], seconds: float = 120.0) -> None:
 
 
 def pid_of(root: Path) -> int:
-    """Of the newest life under it; 0 while there is none."""
+    """Return the pid of the newest life under `root`; 0 while there is none."""
     lives = list(attempts_under(root))
     status = (read_status(lives[-1]) if lives else None) or {}
     return 0 if status.get("ended_at") else status.get("pid") or 0
@@ -127,7 +127,7 @@ def box() -> Iterator[Served]:
 
 
 def open_files(pid: int) -> set[str]:
-    """With what is mapped."""
+    """List the files that a process has open or mapped."""
     links = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
     return links | {line.split(maxsplit=5)[5].strip() for line in open_maps(pid) if line.count("/")}
 
@@ -201,7 +201,7 @@ def test_a_token_and_a_wish_for_another_version_stay_with_the_front(box: Served)
 
 def test_each_owners_gateway_tells_of_the_traffic_of_what_is_theirs(box: Served) -> None:
     def told() -> dict[str, int]:
-        """-1: nobody tells."""
+        """Return the requests of each alias; -1: unknown."""
         rows = box.ask(BOB, "GET", "aliases")["items"]
         return {row["alias"]: (row["traffic"] or {"requests": -1})["requests"] for row in rows}
 

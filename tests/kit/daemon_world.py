@@ -18,14 +18,14 @@ from lorad.bounds import Bounds
 from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.client import Client
-from lorad.daemon import wake
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context, Patience, Request, attempt_dir
 from lorad.daemon.daemon import answering, prepare, rest
 from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.daemon.process.commands import Commands
-from lorad.daemon.process.processes import read_status
+from lorad.daemon.process.processes import Processes, read_status
 from lorad.daemon.process.users import Caller
 from lorad.daemon.reconcile import reconcile
 from lorad.daemon.runs.create import create, make_directory
@@ -49,14 +49,16 @@ def open_context(home: Path, **config: Any) -> Context:
     prepare(world)
     device = Device("cpu", "a CPU", 1 << 30)
     store, journal = Store(world.database), DaemonJournal(world.journal)
-    return Context(world, Config(**config), store, journal, [device], commands=COMMANDS, patience=QUICK)
+    return Context(
+        world, Config(**config), store, journal, GpuState([device]), processes=Processes(COMMANDS), patience=QUICK
+    )
 
 
 @contextlib.contextmanager
 def looking_often() -> Iterator[None]:
     """Let the daemon look for changes every 0.4 seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wake, "REST", 0.4)
+        patch.setattr("lorad.daemon.loop.REST", 0.4)
         yield
 
 
@@ -87,7 +89,7 @@ def submit(ctx: Context, name: str, model: str = "/models/tiny", *, parameters: 
     )
     request = Request("/", "spec", [], model, "float32", parameters)
     create(ctx, spec, make_directory(ctx, spec, "", request), Caller(os.getuid(), "me"), warnings=[])
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def finished(ctx: Context, name: str = "a", **sections: Any) -> RunRow:
@@ -125,7 +127,7 @@ def want(ctx: Context, name: str, what: str) -> None:
     with ctx.store.write():
         ctx.move(name, Move.STOP)
         runs.set_fields(ctx.store, name, wanted=what)
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def pid_of(ctx: Context, name: str) -> int:
@@ -156,7 +158,7 @@ class Api:
 @contextlib.asynccontextmanager
 async def serving(home: Path, *, bounds: Bounds = Bounds(), **config: Any) -> AsyncIterator[Api]:  # noqa: B008
     ctx = open_context(home, **config)
-    ctx.bounds = bounds
+    ctx.requests.bounds = bounds
     adopt(ctx)
     with looking_often():
         async with answering(ctx):

@@ -16,8 +16,11 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
 from lorad.daemon.daemon import answering
 from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
+from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.shared_home import prepare_shared
+from lorad.daemon.process.user_threads import Users
 from lorad.daemon.reconcile import reconcile
 from lorad.store.db import Store
 from tests.kit.daemon_world import COMMANDS, QUICK
@@ -59,4 +62,13 @@ def open_shared(home: Path, **sharing: Any) -> Context:
     world = Home(home)
     config = Config(sharing=Sharing(admins=[str(ADMIN)], **sharing))
     device, store, journal = Device("cpu", "a CPU", 1 << 30), Store(world.database), DaemonJournal(world.journal)
-    return Context(world, config, store, journal, [device], commands=COMMANDS, patience=QUICK, system=True)
+    return Context(
+        world,
+        config,
+        store,
+        journal,
+        GpuState([device]),
+        processes=Processes(COMMANDS),
+        patience=QUICK,
+        users=Users(shared=True),
+    )

@@ -73,7 +73,7 @@ def refusal(cwd: Path, rollout: dict[str, Any], **others: Any) -> SpecError:
         ({"backend": "vllm", "url": "http://h:1", "engine_args": {"a": 1}}, "rollout.engine_args: this is for"),
         ({"backend": "vllm", "url": "localhost:1"}, "rollout.url: 'localhost:1' is no address"),
         ({"backend": "vllm", "url": "http://h:99999"}, "is no address"),
-        ({"backend": "vllm", "url": "http://h:1/v1"}, "goes on after the port"),
+        ({"backend": "vllm", "url": "http://h:1/v1"}, "has more after the port"),
         ({"backend": "vllm", "url": "unix:s"}, "is no absolute path"),
         ({"backend": "vllm", "url": ["http://h:1", "http://h:1/"]}, "is there twice"),
         ({"backend": "sglang", "engine_args": {"uds": "/s"}}, "config.yaml names no python for sglang"),

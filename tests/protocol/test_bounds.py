@@ -196,7 +196,7 @@ async def test_followers_that_never_read_neither_slow_others_nor_stay(home: Path
         followers = [stack.enter_context(deaf(api.ctx)) for _ in range(50)]
         for number in range(400):
             events.append(api.ctx.store, None, "noise", {"number": number, "text": "x" * 4000})
-        api.ctx.waker.ring()
+        api.ctx.loop.ring()
         usual, worst = await latency(api)
         assert usual < 3 * before[0] + 0.1
         assert worst < 10 * before[1] + 0.6  # who waited for one of them would wait for Bounds.write

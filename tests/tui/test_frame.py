@@ -79,7 +79,7 @@ async def test_a_field_takes_keys_that_mean_something_elsewhere() -> None:
         ("stop", {"state": "ended", "reason": "failed"}, {}, ""),
         ("kill", {"step": 31}, {}, "checkpoint of step 20. Steps 21 to 31 are done again"),
         ("kill", {"step": 21}, {}, "Step 21 is done again"),
-        ("kill", {"step": 20}, {}, "it goes on from its checkpoint of step 20."),
+        ("kill", {"step": 20}, {}, "start from its checkpoint of step 20."),
         ("kill", {"state": "queued"}, {}, "leaves the queue"),
         ("resume", {"state": "paused", "step": 31}, {}, ""),
         ("resume", {"state": "paused", "step": 31}, {"from": "20"}, ""),

@@ -173,7 +173,7 @@ async def test_everything_goes_on_while_an_answer_is_awaited_and_escape_drops_it
         world.answers["aliases"] = [an_alias("bot", traffic=TRAFFIC | {"in_flight": 77})]
         await until(user, lambda: " 77 " in screen_text(user))
         await user.press("enter")
-        await until(user, lambda: "is awaited" in line(user, "#status"))
+        await until(user, lambda: "is still coming" in line(user, "#status"))
         await user.press("escape")
         await until(user, lambda: heads(user) == ["bot  dropped", "sorter@4  dropped"])
         answers.set()

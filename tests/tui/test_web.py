@@ -293,7 +293,7 @@ def test_a_port_that_is_taken_is_told(made: World, server: Served) -> None:
 
 
 def test_a_port_without_serve_is_refused(made: World) -> None:
-    assert "it goes with --serve" in made.lorad("tui", "--port", "1", expect=2).stderr
+    assert "it needs --serve" in made.lorad("tui", "--port", "1", expect=2).stderr
 
 
 def test_the_terminals_own_dashboard_loads_no_web_server() -> None:

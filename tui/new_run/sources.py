@@ -1,4 +1,4 @@
-"""Where the spec of a new run comes from: a template, a file, another run; and where it may be written to."""
+"""Finds the spec that a new run starts from (a template, a file, another run) and the place it may be written to."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def of_run(run: RunDetails) -> Source:
     if run.cwd is None and (lost := relative(values)):
         notes.append(f"Where its paths began is not known: {', '.join(lost)} begin here now.")
     if run.origin:
-        notes.append(f"It went on from {run.origin}, this one begins anew; fork a version to go on.")
+        notes.append(f"It continued from {run.origin}; this one starts from scratch. Fork a version to continue.")
     return Source(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
 
 
@@ -72,7 +72,7 @@ def specs_here() -> list[str]:
 
 
 def short(path: Path) -> str:
-    """From the working directory where it is inside."""
+    """Return the path relative to the working directory if it is inside."""
     return str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
 
 
@@ -81,7 +81,7 @@ def absolute(typed: str) -> Path:
 
 
 def lost_by_writing(path: Path) -> str:
-    """In words; "" where nothing is there. Raises Conflict for what is no file."""
+    """Describe what writing would replace; "" if nothing is there. Raises Conflict if it is not a file."""
     try:
         there = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: where it can go on."""
+"""The checkpoints of a run, from which it can continue."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Checkpoints(RunTab):
 
     def _head(self) -> str:
         if not self._found:
-            return "No checkpoints yet: resumed, it would begin anew. A paused or stopped run writes one."
+            return "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run writes one."
         weight = sum(one.bytes for one in self._found.values())
         return f"{len(self._found)} whole checkpoints, {size(weight)}. Under the cursor: r resumes from it, f forks it."
 
@@ -122,5 +122,5 @@ def cells(one: Checkpoint, at: int, *, is_newest: bool) -> dict[str, Text]:
 
 
 def values(one: Checkpoint) -> dict[str, float | None]:
-    """What the table orders by."""
+    """Return the values that the table is ordered by."""
     return {"step": one.step, "size": one.bytes, "age": -one.created_at}

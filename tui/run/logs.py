@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -18,13 +18,11 @@ from lorad.states import RunState
 from lorad.text import size
 from lorad.tui import keys
 from lorad.tui.feed import Changes
+from lorad.tui.port import AppPort
 from lorad.tui.run.log_lines import LogLines, clean
 from lorad.tui.run.log_view import LogView
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 BEGIN = -(1 << 19)  # bytes before the end that are read at first
 BEHIND = 4 << 20  # bytes that are not read any more when a log grows faster than it is looked at
@@ -155,7 +153,7 @@ class Logs(RunTab):
             self._lines.clear()
             self.query_one(LogView).changed()
             self._tell()
-            cast("LoradApp", self.app).feed.again()
+            cast(AppPort, self.app).feed.again()
 
     def action_follow(self) -> None:
         self.query_one(LogView).action_scroll_end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -14,13 +14,11 @@ from lorad.text import one_line, size
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.pace import Pace
+from lorad.tui.port import AppPort
 from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 KINDS = (
     "version",
@@ -142,7 +140,7 @@ class Versions(RunTab):
 
     def on_rows_selected(self) -> None:
         if run := self._run_of(self._table.key):
-            cast("LoradApp", self.app).open_run(run)
+            cast(AppPort, self.app).open_run(run)
 
     def action_current(self) -> None:
         self._table.go(str(self._history.current))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from textual import work
 from textual.app import ComposeResult
@@ -20,6 +20,7 @@ from lorad.text import printable
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.pace import Pace
+from lorad.tui.port import AppPort
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, grouped, hits
 from lorad.tui.samples.other_steps import LIMIT, Ask, Here, Lookup, compared
 from lorad.tui.samples.prompt_rows import COLUMNS, Step, head, rows, values
@@ -28,9 +29,6 @@ from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 from lorad.tui.widgets.text_view import Block, Reader, Section, Span
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 FOUND, HERE = "underline yellow", "bold reverse yellow"  # what a search found, and where `n` led
 ASKED = {
@@ -182,8 +180,8 @@ class Samples(RunTab):
         self.lorad.feed.again()
 
     @property
-    def lorad(self) -> LoradApp:
-        return cast("LoradApp", self.app)
+    def lorad(self) -> AppPort:
+        return cast(AppPort, self.app)
 
     # -- search and order --------------------------------------------------------------------------------------------
     def _search(self, needle: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rich.text import Text
 from textual import work
@@ -18,13 +18,11 @@ from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.feed import Changes, Failed, Fresh
+from lorad.tui.port import AppPort
 from lorad.tui.screens.ask import Ask
 from lorad.tui.screens.confirm import Confirm
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 WIDTHS = [(0, "-narrow"), (72, "-normal"), (140, "-wide")]  # what the styles know, from so many cells on
 HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
@@ -47,19 +45,19 @@ class Base(Screen[None]):
         self._title = Text()
 
     @property
-    def lorad(self) -> LoradApp:
-        return cast("LoradApp", self.app)
+    def lorad(self) -> AppPort:
+        return cast(AppPort, self.app)
 
     # -- for the screens to fill -----------------------------------------------------------------------------------
     def body(self) -> Iterable[Widget]:
         raise NotImplementedError
 
     def targets(self, on: str) -> list[str]:
-        """What an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
+        """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one; [] for none."""
         raise NotImplementedError
 
     def owner(self, target: str) -> str | None:
-        """Whose a target is, as far as the screen knows."""
+        """Return the owner of a target, as far as the screen knows."""
         return None
 
     def has(self, target: str) -> bool:
@@ -67,11 +65,11 @@ class Base(Screen[None]):
         return True
 
     def state(self, run: str) -> str:
-        """Of a run, as far as the screen knows; ""."""
+        """Return the state of a run, or "" if the screen does not know it."""
         return ""
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        """What stands in the fields of an action at first."""
+        """Return the initial texts of an action's fields."""
         return {}
 
     def read(self, client: Client, changes: Changes) -> Any | None:
@@ -104,9 +102,9 @@ class Base(Screen[None]):
         self.say_error(message.error)
 
     def say_title(self, text: Text) -> None:
-        """With what holds everywhere: nothing is done, nothing is refreshed."""
+        """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
-        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p goes on"] * self.lorad.frozen
+        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: p continues"] * self.lorad.frozen
         self.query_one("#title", Line).say(Text.assemble(text, *(part for mark in marks for part in ("  ", mark))))
 
     def _tell_lost(self, lost: str) -> None:
@@ -116,8 +114,10 @@ class Base(Screen[None]):
 
     # -- the status line -------------------------------------------------------------------------------------------
     def offer(self, line: str, *targets: str) -> None:
-        """How the shell shows what is shown here, until something is done, and as long as that is about the same: of
-        what is gone, what came of it stays until another one is chosen."""
+        """Offer the shell command for what is shown here.
+
+        After an action its result stays on the status line, until another subject is chosen.
+        """
         if self._acted_on and not any(map(self.has, self._acted_on)):
             self._acted_on = targets
         if not self._acted_on or self._acted_on != targets:
@@ -209,7 +209,7 @@ class Base(Screen[None]):
             raise LoradError(f"{some}{refused.message}", hint=refused.hint)
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """What `offer` compares with: as long as the same is chosen, what was done stays on the status line."""
+        """Return what `offer` compares with: the status line keeps a result as long as the same things are chosen."""
         return tuple(targets)
 
     # -- ways to other screens --------------------------------------------------------------------------------------

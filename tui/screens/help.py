@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -17,9 +17,7 @@ from textual.widgets import Input, Static
 
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
+from lorad.tui.port import AppPort
 
 Sections = dict[str, list[Binding]]
 KEYS, IDS = 16, 22  # cells
@@ -66,7 +64,7 @@ class Help(ModalScreen[None]):
         return self.query_one("#help-search", Input)
 
     def _draw(self) -> None:
-        wanted, keymap = self._search.value.casefold().split(), cast("LoradApp", self.app).config.tui.keymap
+        wanted, keymap = self._search.value.casefold().split(), cast(AppPort, self.app).config.tui.keymap
         sections = found(wanted, keymap) if wanted else nearest(self._here)
         self.query_one("#help").border_title = f"keys: {' '.join(wanted)}" if wanted else "keys that work here"
         self.query_one("#help").border_subtitle = "/ searches all keys · esc closes"

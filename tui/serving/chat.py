@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -18,12 +18,10 @@ from textual.widgets import Input, Label
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.text import one_line, printable
 from lorad.tui import keys
+from lorad.tui.port import AppPort
 from lorad.tui.serving import questions as asking
 from lorad.tui.serving.questions import Answer, Question
 from lorad.tui.widgets.line import Line
-
-if TYPE_CHECKING:
-    from lorad.tui.app import LoradApp
 
 SIDES = ("left", "right")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -32,7 +30,7 @@ SIGN = "✖"
 
 
 class Answered(Message):
-    """To the chat, from a thread. number: of the question."""
+    """Carries an answer from a thread to the chat. number: the number of the question."""
 
     def __init__(self, number: int, side: str, answer: Answer) -> None:
         super().__init__()
@@ -40,7 +38,7 @@ class Answered(Message):
 
 
 class Side(Vertical):
-    """What one version says."""
+    """The answers of one version."""
 
     DEFAULT_CSS = """
     Side { width: 1fr; height: 100%; }
@@ -70,7 +68,7 @@ class Side(Vertical):
         self.draw()
 
     def draw(self) -> None:
-        """How long it takes."""
+        """Show how long the answer has taken so far."""
         if self.since is not None:
             waited = time.monotonic() - self.since
             self.head.say(Text(f"{SPINNER[int(waited * 4) % len(SPINNER)]} {one_line(self.target)}  {waited:.0f} s"))
@@ -99,7 +97,7 @@ def about(target: str, answer: Answer) -> Text:
 
 
 class Chat(Vertical):
-    """As `lorad generate` asks: a prompt is wrapped in the chat template where the run's own prompts are."""
+    """A chat that asks like `lorad generate`: prompts get the chat template if the run's own prompts do."""
 
     BINDINGS = keys.CHAT
     SCOPED_CSS = False  # it goes by the classes of its screen
@@ -180,7 +178,7 @@ class Chat(Vertical):
         self.query_one("#prompt", Input).focus()
 
     def suggest(self, names: Iterable[str]) -> None:
-        """What targets are completed from."""
+        """Set what targets are completed from."""
         known = SuggestFromList(names, case_sensitive=True)
         for side in SIDES:
             self.query_one(f"#{side}", Input).suggester = known
@@ -220,10 +218,10 @@ class Chat(Vertical):
 
     def _refuse(self, count: int) -> None:
         """Raises NotAllowed, Conflict."""
-        if cast("LoradApp", self.app).readonly:
+        if cast(AppPort, self.app).readonly:
             raise NotAllowed("Read-only: nothing is asked.", hint="It might start a pool.")
         if self.is_waiting:
-            raise Conflict("The answer before is awaited.", hint="esc drops it.")
+            raise Conflict("The answer to the last prompt is still coming.", hint="esc drops it.")
         if self.under_way + count > asking.MOST:
             raise Conflict(f"{self.under_way} answers that were dropped are under way.", hint="Wait for some.")
 
@@ -233,7 +231,7 @@ class Chat(Vertical):
         self.set_class(len(questions) > 1, "-two")
         for name, side, question in zip(SIDES, self.sides, questions, strict=False):
             side.begin(question.target)
-            asking.ask(cast("LoradApp", self.app).client, question, self._told(self._number, name))
+            asking.ask(cast(AppPort, self.app).client, question, self._told(self._number, name))
         if self._timer is not None:
             self._timer.resume()
         self.post_message(self.Asked("; ".join(question.command for question in questions)))
@@ -259,7 +257,7 @@ class Chat(Vertical):
             side.draw()
 
     def _rest(self) -> None:
-        """Nothing moves while nothing is awaited."""
+        """Pause the timer if no answer is pending."""
         if self._timer is not None and not self.is_waiting:
             self._timer.pause()
 
@@ -279,7 +277,7 @@ class Chat(Vertical):
         self._place = len(self._history)
 
     def action_recall(self, by: int) -> None:
-        """Of prompts that were asked; past the newest one, an empty one."""
+        """Recall an earlier prompt; past the newest one, the field is empty."""
         self._place = min(max(self._place + by, 0), len(self._history))
         field = self.query_one("#prompt", Input)
         field.value = self._history[self._place] if self._place < len(self._history) else ""

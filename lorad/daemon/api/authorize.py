@@ -11,7 +11,7 @@ from lorad.store import aliases, runs
 
 def authorize(ctx: Context, call: Call, access: Access) -> None:
     """Raises NotAllowed, NotFound. What only the body names is left to the handler: `must_own`, `must_see`."""
-    if not ctx.system or access is Access.ANY or is_admin(ctx, call.caller):
+    if not ctx.users.shared or access is Access.ANY or is_admin(ctx, call.caller):
         return
     if access is Access.ADMIN:
         must_be_admin(ctx, call.caller)

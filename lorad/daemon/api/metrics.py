@@ -33,7 +33,7 @@ RUNS = 50
 ALIASES = 50
 TRAFFIC = (
     ("requests", "counter", "Requests for an alias that ended, at its gateway."),
-    ("failed", "counter", "Of those, the ones that the serving side failed."),
+    ("failed", "counter", "Requests for an alias that failed on the serving side."),
     ("tokens", "counter", "Tokens that were generated for them."),
     ("in_flight", "gauge", "Requests for an alias under way."),
     ("ttft_p50", "gauge", "Seconds until the first token of streams, of the last minute: median."),
@@ -59,8 +59,8 @@ class Read(Struct, frozen=True):
 
 
 async def exposition(ctx: Context) -> str:
-    found = await ctx.read(read, ctx.meter.totals)
-    ctx.meter.totals = found.totals
+    found = await ctx.read(read, ctx.requests.meter.totals)
+    ctx.requests.meter.totals = found.totals
     rows = aliases(ctx.store)[:ALIASES] if ctx.config.sharing.read == "all" else []
     traffic = await traffic_of(ctx, rows)
     return "".join(f"{line}\n" for line in (*lines(ctx, found), *of_traffic(traffic)))
@@ -94,7 +94,11 @@ def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
 
 def lines(ctx: Context, found: Read) -> Iterator[str]:
     yield from one(
-        "lorad_info", "gauge", "What runs here.", 1, {"version": lorad.__version__, "schema": ctx.store.schema}
+        "lorad_info",
+        "gauge",
+        "The version of lorad and its schema.",
+        1,
+        {"version": lorad.__version__, "schema": ctx.store.schema},
     )
     yield from of_runs(ctx, found)
     yield from of_devices(ctx)
@@ -120,24 +124,26 @@ def of_runs(ctx: Context, found: Read) -> Iterator[str]:
     yield from one("lorad_aliases", "gauge", "Aliases.", found.aliases)
     yield from one("lorad_events", "gauge", "The number of the newest event.", found.events)
     yield from one("lorad_queue_length", "gauge", "Runs that wait for a device.", len(found.waits))
-    yield from one("lorad_queue_longest_wait_seconds", "gauge", "Of those.", max(found.waits, default=0.0))
+    yield from one(
+        "lorad_queue_longest_wait_seconds", "gauge", "The longest wait of these runs.", max(found.waits, default=0.0)
+    )
     yield from of_ingest(ctx, found.lags)
 
 
 def of_ingest(ctx: Context, lags: dict[str, tuple[int, float]]) -> Iterator[str]:
-    told = "What of journals has not been taken in yet."
+    told = "The part of the journals that has not been read into the database yet."
     named = list(lags.items())[:RUNS] if ctx.config.sharing.read == "all" else []
     for number, (unit, kind) in enumerate((("bytes", int), ("seconds", float))):
         by_run = {("run", run): kind(lag[number]) for run, lag in named}
         yield from many(f"lorad_ingest_lag_{unit}", "gauge", told, by_run)
         largest = max((lag[number] for lag in lags.values()), default=0)
-        yield from one(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest of all active runs.", largest)
+        yield from one(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest lag of all active runs.", largest)
 
 
 def of_devices(ctx: Context) -> Iterator[str]:
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     held = {("device", device, "pool", pool.id): 1 for pool in up for device in pool.setup.names}
-    yield from one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.devices))
+    yield from one("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
     yield from many("lorad_leases", "gauge", "1 for each device that a pool holds.", held)
     states = Counter(("state", pool.state) for pool in up)
     yield from many("lorad_pools", "gauge", "Pools that are up, by state.", states)
@@ -146,11 +152,16 @@ def of_devices(ctx: Context) -> Iterator[str]:
     yield from many("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
     for of in ("engine", "trainer"):
         rates = {("pool", name): getattr(status, f"{of}_tokens_per_second") for name, status in answering}
-        yield from many(f"lorad_pool_{of}_tokens_per_second", "gauge", f"Of its {of}, in the last seconds.", rates)
+        yield from many(
+            f"lorad_pool_{of}_tokens_per_second",
+            "gauge",
+            f"Tokens per second of its {of}, over the last seconds.",
+            rates,
+        )
 
 
 def of_requests(ctx: Context) -> Iterator[str]:
-    meter = ctx.meter
+    meter = ctx.requests.meter
     answers = {("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())}
     yield from many("lorad_requests_total", "counter", "Answers of the API.", answers)
     yield from histogram("lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests)
@@ -175,13 +186,15 @@ def of_process(ctx: Context) -> Iterator[str]:
     yield from one("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
     yield from one("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
     yield from one("lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size)
-    if ctx.disk.used is not None:
-        yield from one("lorad_disk_bytes", "gauge", "Of the home and its storage, when last measured.", ctx.disk.used)
+    if ctx.storage.disk.used is not None:
+        yield from one(
+            "lorad_disk_bytes", "gauge", "Size of the home and its storage, when last measured.", ctx.storage.disk.used
+        )
     if ctx.config.disk_budget is not None:
         yield from one("lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", ctx.config.disk_budget)
-    yield from one("process_resident_memory_bytes", "gauge", "Of the daemon.", own.memory_info().rss)
-    yield from one("process_cpu_seconds_total", "counter", "Of the daemon.", cpu.user + cpu.system)
-    yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.started_at)
+    yield from one("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", own.memory_info().rss)
+    yield from one("process_cpu_seconds_total", "counter", "CPU time of the daemon.", cpu.user + cpu.system)
+    yield from one("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
 
 
 def one(name: str, kind: str, told: str, value: float, labels: Labels = NONE) -> Iterator[str]:

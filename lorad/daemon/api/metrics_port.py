@@ -30,7 +30,7 @@ async def scraped(ctx: Context) -> AsyncIterator[None]:
     await runner.setup()
     listener = None
     try:
-        door = Doorkeeper(runner.server, ctx.bounds)
+        door = Doorkeeper(runner.server, ctx.requests.bounds)
         listener = await asyncio.get_running_loop().create_server(door, HOST, port)
         log.info("metrics are on http://%s:%d/metrics", HOST, port)
     except OSError as error:

@@ -40,7 +40,7 @@ Handler = Callable[[Context, Call], Awaitable[Any]]
 
 def make_app(ctx: Context) -> web.Application:
     """Make the application: the routes of `lorad.client`, one handler each."""
-    app = web.Application(client_max_size=BODY_BYTES, middlewares=[metered(ctx.meter), _in_words])
+    app = web.Application(client_max_size=BODY_BYTES, middlewares=[metered(ctx.requests.meter), _in_words])
     for method, path, handler, access in ROUTES:
         app.router.add_route(method, path, _endpoint(ctx, handler, access))
     app.router.add_route("*", "/{rest:(?s:.*)}", _endpoint(ctx, _nowhere, Access.ANY))
@@ -67,8 +67,8 @@ def _endpoint(ctx: Context, handler: Handler, access: Access) -> Callable[[web.R
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             _refuse_other_protocol(request)
-            caller = _caller(request, shared=ctx.system)
-            call = Call(request, caller, await read_body(request, ctx.bounds.body))
+            caller = _caller(request, shared=ctx.users.shared)
+            call = Call(request, caller, await read_body(request, ctx.requests.bounds.body))
             authorize(ctx, call, access)
             result = await handler(ctx, call)
             return result if isinstance(result, web.StreamResponse) else _json(result)

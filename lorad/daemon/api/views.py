@@ -204,7 +204,7 @@ def runtime_view(attempt: AttemptDir) -> Runtime | None:
 
 def believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
     """Take a pool's status, in a shared daemon without what it claims about runs of other owners."""
-    if pool.status is None or not ctx.system:
+    if pool.status is None or not ctx.users.shared:
         return pool.status
     own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}
     tenants = [tenant for tenant in pool.status.tenants if tenant.run in own]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,10 +26,6 @@ from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.devices import Device, is_taken, lock_directory, lock_file
 from lorad.files import write_whole
 from lorad.text import one_line
-
-if TYPE_CHECKING:
-    from lorad.daemon.context import Context
-    from lorad.daemon.pool import Pool
 
 NOTE_BYTES = 8192
 MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
@@ -228,18 +224,3 @@ def remove(notes: Notes, path: Path) -> None:
     if path.is_symlink() or path.exists():
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def timeout_of(ctx: Context, pool: Pool) -> float:
-    """Choose how many seconds the pool stays warm when idle: few when another daemon waits for one of its devices."""
-    uuids = {device.uuid for device in ctx.devices if device.uuid}
-    if uuids and time.monotonic() - ctx.notes.looked_at > LOOK_SECONDS:
-        ctx.notes.looked_at, ctx.notes.others = time.monotonic(), wanted_by_others(ctx.home.root, uuids)
-    is_wanted = any(device.uuid in ctx.notes.others for device in devices_of(ctx, pool))
-    usual = ctx.config.idle_timeout
-    return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual
-
-
-def devices_of(ctx: Context, pool: Pool) -> list[Device]:
-    """List the GPUs that a pool has."""
-    return [device for device in ctx.devices if device.uuid and device.name in pool.setup.names]

@@ -8,21 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from lorad.daemon.gpu.devices import Device, nvml
-from lorad.daemon.process.processes import read_status
 from lorad.text import one_line, size
-
-if TYPE_CHECKING:
-    from lorad.daemon.context import Context
 
 log = logging.getLogger("lorad.daemon")
 
@@ -113,63 +108,6 @@ class Ours:
     pids: tuple[int, ...]
     mark: bytes
     devices: frozenset[str]
-
-
-def look(ctx: Context) -> None:
-    """Begin to look at the GPUs, unless that was done just now or is under way."""
-    gpus = [device for device in ctx.devices if device.uuid]
-    oldest = min((ctx.sights.seen[d.uuid].at if d.uuid in ctx.sights.seen else 0.0 for d in gpus), default=None)
-    if oldest is None or ctx.sights.since is not None or time.monotonic() - oldest < FRESH_SECONDS:
-        return
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        ctx.sights.seen = read_all(gpus, ours(ctx))
-        return
-    ctx.sights.since = time.monotonic()
-    ctx.sights.done.clear()
-    ctx.spawn(observe(ctx, gpus))
-
-
-async def observe(ctx: Context, gpus: list[Device]) -> None:
-    try:
-        ctx.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
-    except Exception as error:  # the bindings may not fit the driver
-        log.exception("NVML")
-        ctx.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
-    finally:
-        ctx.sights.since = None
-        ctx.sights.done.set()
-        ctx.waker.poke()
-
-
-async def fresh(ctx: Context, seconds: float = 2.0) -> None:
-    """Look, and wait for it so long."""
-    look(ctx)
-    if ctx.sights.since is not None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ctx.sights.done.wait(), seconds)
-
-
-def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
-    """Say why nothing can be placed on a free device; "" when something can. The flag: the next look may clear it."""
-    if not device.uuid:
-        return "", False
-    sight = ctx.sights.seen.get(device.uuid)
-    if sight is None or time.monotonic() - sight.at > STALE_SECONDS:
-        since = ctx.sights.since
-        if since is not None and time.monotonic() - since > STALE_SECONDS:
-            return f"{device.name}: NVIDIA's driver does not answer, so who uses it is not known", False
-        return f"looks who is on {device.name}", True
-    return sight.strangers(device), False
-
-
-def ours(ctx: Context) -> Ours:
-    up = [pool for pool in ctx.pools.values() if pool.process.is_up]
-    statuses = [read_status(pool.attempt()) or {} for pool in up]
-    pids = [status[key] for status in statuses for key in ("pid", "shim_pid") if status.get(key)]
-    mark = b"LORAD_ATTEMPT=" + os.fsencode(ctx.home.pools) + b"/"
-    return Ours(tuple(pids), mark, frozenset(name for pool in up for name in pool.setup.names))
 
 
 def read_all(gpus: Iterable[Device], mine: Ours) -> dict[str, Sight]:

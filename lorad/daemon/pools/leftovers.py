@@ -28,7 +28,7 @@ async def clear_up(ctx: Context, pool: Pool) -> None:
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=DEVNULL,
-            env={**user.environment, **ctx.commands.environment(ctx.home)},
+            env={**user.environment, **ctx.processes.commands.environment(ctx.home)},
         )
         await process.wait()
     except OSError as error:

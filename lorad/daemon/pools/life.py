@@ -19,16 +19,17 @@ from lorad.box.runtime import Why
 from lorad.children.leftovers import LOCK as LIFE_LOCK
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import lock_file
-from lorad.daemon.gpu.lock_notes import timeout_of
+from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, base_name, load_pool
 from lorad.daemon.pools.as_owner import connection_to
+from lorad.daemon.pools.idle import timeout_of
 from lorad.daemon.pools.leftovers import clear_up
 from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
 from lorad.daemon.process.secrets import secret_files
 from lorad.daemon.process.user_files import make_attempt, make_pool
-from lorad.daemon.troubles import Item, each, of_pool
+from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.protocol.calls import Evict, Nothing
 from lorad.protocol.connection import Connection
@@ -54,7 +55,7 @@ def adopt_pools(ctx: Context) -> None:
             correct_socket(ctx, pool)
             ctx.pools[pool.id] = pool
         elif root.is_dir() and (root / "attempts").is_dir():
-            ctx.lost_pools.append(root)
+            ctx.pools.lost.append(root)
     for row in rows.list_pools(ctx.store):
         if row.pool not in ctx.pools:
             rows.remove(ctx.store, row.pool)
@@ -67,14 +68,14 @@ def find_lost_pools(ctx: Context) -> None:
         if pool := load_pool(root):
             correct_socket(ctx, pool)
             ctx.pools.setdefault(pool.id, pool)
-            ctx.lost_pools.remove(root)
+            ctx.pools.lost.remove(root)
         elif not root.is_dir():
-            ctx.lost_pools.remove(root)
+            ctx.pools.lost.remove(root)
         else:
             hint = "Put the file back. Should its process live, `lorad doctor --repair` does not end it: use `kill`."
             raise StorageError(f"{root / 'pool.json'} cannot be read, so the pool is left alone", hint=hint)
 
-    each(ctx, find, list(ctx.lost_pools), lambda root: Item(f"pool {root.name}"))
+    each(ctx, find, list(ctx.pools.lost), lambda root: Item(f"pool {root.name}"))
 
 
 def correct_socket(ctx: Context, pool: Pool) -> None:
@@ -123,7 +124,7 @@ def unusable(ctx: Context, pool: Pool) -> str:
 
 
 def socket_of(ctx: Context, pool_id: str) -> Path:
-    return ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.system else ctx.home.pool_socket(pool_id)
+    return ctx.home.pool(pool_id) / "work" / "pool.sock" if ctx.users.shared else ctx.home.pool_socket(pool_id)
 
 
 def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
@@ -134,12 +135,12 @@ def start_pool(ctx: Context, pool: Pool, why: Why = UNKNOWN) -> None:
     number = pool.number if pool.process.phase == "absent" and pool.number else pool.number + 1
     setup = pool.setup = current(ctx, pool)
     runtime = pool_runtime(ctx, setup, why)
-    env = ctx.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
-    locks = [lock for device in ctx.devices if device.name in setup.names and (lock := lock_file(device))]
+    env = ctx.processes.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
+    locks = [lock for device in ctx.gpus.devices if device.name in setup.names and (lock := lock_file(device))]
     user = ctx.user(setup.owner)
     make_pool(pool.root, msgspec.to_builtins(setup), user)
     make_attempt(pool.attempt(number), user)
-    argv = [*ctx.commands.pool, str(pool.work)]
+    argv = [*ctx.processes.commands.pool, str(pool.work)]
     about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told(), "lock_seconds": LOCK_SECONDS}
     about |= {"secret_files": secret_files(ctx.config)}
     ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
@@ -165,8 +166,8 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
         return
     attempt = pool.attempt()
     before, pool.process = pool.process, ctx.processes.inspect(attempt)
-    if pool.process.is_up and not ctx.waker.is_watched(attempt.root):
-        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if pool.process.is_up and not ctx.loop.is_watched(attempt.root):
+        ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     if before.phase != pool.process.phase:
         note(ctx, pool)
     if not pool.process.is_up:
@@ -220,12 +221,12 @@ async def asked(ctx: Context, pool: Pool) -> None:
     call = partial(call_status, ctx, pool, abandoned(ctx, pool), opened)
     try:
         async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
-            status = await ctx.polls.do(pool.setup.owner, call)
+            status = await ctx.users.polls.do(pool.setup.owner, call)
         if pool.process.phase == "alive":
             first, pool.status = pool.status is None, status
             if first:
                 note(ctx, pool)
-                ctx.waker.poke()
+                ctx.loop.poke()
     except (LoradError, OSError) as error:
         log.debug("pool %s does not answer: %s", pool.id, error)
     finally:
@@ -297,7 +298,7 @@ async def ask_shutdown(ctx: Context, pool: Pool) -> None:
             connection.call("shutdown", Nothing())
 
     try:
-        await ctx.polls.do(pool.setup.owner, call)
+        await ctx.users.polls.do(pool.setup.owner, call)
     except (LoradError, OSError) as error:
         log.debug("pool %s: shutdown: %s", pool.id, error)
 
@@ -306,14 +307,17 @@ def insist(ctx: Context, pool: Pool, seconds: float) -> None:
     attempt = pool.attempt()
     if seconds > ctx.patience.pool_term:
         ctx.processes.kill_group(attempt)
-    elif seconds > ctx.patience.pool_shutdown and ctx.signalled.get(attempt.root, (0, 0.0))[0] != signal.SIGTERM:
-        ctx.signalled[attempt.root] = (signal.SIGTERM, time.monotonic())
+    elif (
+        seconds > ctx.patience.pool_shutdown
+        and ctx.processes.signalled.get(attempt.root, (0, 0.0))[0] != signal.SIGTERM
+    ):
+        ctx.processes.signalled[attempt.root] = (signal.SIGTERM, time.monotonic())
         ctx.processes.signal(attempt, signal.SIGTERM)
 
 
 def note(ctx: Context, pool: Pool) -> None:
     """Write down in the store what the pool does now; a pool without a process has no row."""
-    ctx.served += 1
+    ctx.serving.served += 1
     if not pool.process.is_up:
         rows.remove(ctx.store, pool.id)
         return

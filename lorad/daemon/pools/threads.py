@@ -42,14 +42,14 @@ def runtime_of(ctx: Context, run: RunRow, device: Device) -> Runtime:
     spec = spec_of(run)
     fixed = None if spec.deterministic is False else fixed_threads(ctx, run)
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
-    slots = len(ctx.devices) if device.is_cpu else 1
-    return choose_runtime(request_of(run).parameters, ctx.machine(), device.kind, overrides, slots=slots)
+    slots = len(ctx.gpus.devices) if device.is_cpu else 1
+    return choose_runtime(request_of(run).parameters, ctx.gpus.machine(), device.kind, overrides, slots=slots)
 
 
 def pool_runtime(ctx: Context, setup: PoolSetup, why: Why) -> Runtime:
     """Choose the runtime of a pool's process: the threads of its setup, the rest as the machine is now."""
     overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
-    chosen = choose_runtime(0, ctx.machine(), setup.device, overrides)
+    chosen = choose_runtime(0, ctx.gpus.machine(), setup.device, overrides)
     return replace(chosen, reasons={**chosen.reasons, "threads": why})
 
 
@@ -65,7 +65,7 @@ def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Why) -> None:
     """Write down the threads of an attempt; warn when the machine is too small by now for those of the first one."""
     if why.source != "run" or read_kept(run) is None:
         write_json(run_dir(run).root / FILE, msgspec.to_builtins(Kept(threads, why)))
-    usable = ctx.machine().usable
+    usable = ctx.gpus.machine().usable
     if why.source == "run" and threads > usable:
         message = f"this run computes with {threads} threads since its first attempt, and only {usable} can run here"
         events.append(ctx.store, run.name, "warning", {"message": f"{message}: slower, with the same results"})

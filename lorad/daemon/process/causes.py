@@ -50,7 +50,7 @@ GPU_BROKEN = (
 )
 RANKS_LOST = (
     "One rank ended or hung first: its lines in `lorad logs RUN --of trainer` say why; NCCL_DEBUG=INFO in `env` of the "
-    "backend in config.yaml tells more."
+    "backend in config.yaml shows more."
 )
 
 ECC = Diagnosis("a GPU reported an uncorrectable memory error (ECC)", GPU_BROKEN)

@@ -22,6 +22,8 @@ from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.process import shim
+from lorad.daemon.process.commands import Commands
+from lorad.daemon.process.pulse import Pulse
 from lorad.daemon.process.users import User
 from lorad.files import write_whole
 
@@ -67,9 +69,20 @@ class ProcessState:
 
 
 class Processes:
-    """Starts, inspects and signals processes by their attempt directories."""
+    """Starts, inspects and signals processes by their attempt directories.
 
-    def __init__(self) -> None:
+    signalled: the signal that an attempt was last sent, and when.
+    pulses: the heartbeats of attempts, see `health.py`.
+    put_down: attempts that hang and are being killed.
+    looked_at: the monotonic time of the last look at all pulses.
+    """
+
+    def __init__(self, commands: Commands | None = None) -> None:
+        self.commands = commands or Commands()
+        self.signalled: dict[Path, tuple[int, float]] = {}
+        self.pulses: dict[AttemptDir, Pulse] = {}
+        self.put_down: set[AttemptDir] = set()
+        self.looked_at = 0.0
         self._shims: dict[Path, int] = {}  # pids of this daemon's own; 0: it is over
 
     def start(

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lorad.errors import Conflict
@@ -61,3 +62,17 @@ class Turns:
             self._there[uid] -= 1
             if not self._there[uid]:
                 del self._there[uid], self._free[uid]
+
+
+@dataclass
+class Users:
+    """The users of this daemon, and what is under way for each of them.
+
+    shared: several users share this daemon.
+    polls: short questions to pools, which do not wait behind long ones.
+    """
+
+    shared: bool = False
+    hands: Hands = field(default_factory=Hands)
+    polls: Hands = field(default_factory=Hands)
+    checks: Turns = field(default_factory=lambda: Turns("checks of specs", at_once=4, most=32))

@@ -19,10 +19,11 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu import lock_notes
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.lock_notes import Holder, Wanted
+from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
+from lorad.daemon.pools.idle import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.tenants import life_of, tenants_of, told
-from lorad.daemon.troubles import each, of_pool
 from lorad.store.rows import RunRow
 from lorad.text import duration
 
@@ -31,12 +32,12 @@ IDLE_JITTER = 5.0  # seconds
 
 def keep_leases(ctx: Context) -> None:
     """Tell the daemons of others which GPUs this one holds, why, and which it waits for; take back what is over."""
-    notes = ctx.notes
+    notes = ctx.gpus.notes
     kept: dict[Path, Holder | Wanted] = {}
 
     def keep_lease(ctx: Context, pool: Pool) -> None:
         nonlocal kept
-        gpus = lock_notes.devices_of(ctx, pool) if pool.process.is_up else []
+        gpus = devices_of(ctx, pool) if pool.process.is_up else []
         if gpus and (mine := holder(ctx, pool)).pid is not None:
             kept |= {lock_notes.note_path(ctx.home.root, device.uuid, "holder"): mine for device in gpus}
 
@@ -45,7 +46,7 @@ def keep_leases(ctx: Context) -> None:
     for uuid, why in notes.wanted.items():
         kept[lock_notes.note_path(ctx.home.root, uuid, "wanted")] = Wanted(os.getuid(), why, notes.since[uuid])
     notes.wanted = {}
-    for device in (device for device in ctx.devices if device.uuid):
+    for device in (device for device in ctx.gpus.devices if device.uuid):
         for kind in ("holder", "wanted"):
             path = lock_notes.note_path(ctx.home.root, device.uuid, kind)
             lock_notes.put(notes, path, kept[path]) if path in kept else lock_notes.remove(notes, path)
@@ -54,9 +55,11 @@ def keep_leases(ctx: Context) -> None:
 def want(ctx: Context, groups: Iterable[tuple[Device, ...]], why: str) -> None:
     """Ask the daemons that hold the devices of one of these groups; of the first whose holders are all idle, if any."""
     groups = [group for group in groups if group]
-    idle = [group for group in groups if all(is_idle(lock_notes.seen_holder(ctx.notes, device)) for device in group)]
+    idle = [
+        group for group in groups if all(is_idle(lock_notes.seen_holder(ctx.gpus.notes, device)) for device in group)
+    ]
     for device in (device for group in idle[:1] or groups for device in group):
-        ctx.notes.wanted.setdefault(device.uuid, why)
+        ctx.gpus.notes.wanted.setdefault(device.uuid, why)
 
 
 def is_idle(note: Holder | None) -> bool:
@@ -79,10 +82,10 @@ def holder(ctx: Context, pool: Pool) -> Holder:
         uid=uid,
         user=user_name(uid),
         why=doing(ctx, pool)[:300],
-        since=status.get("started_at") or ctx.started_at,
+        since=status.get("started_at") or ctx.loop.started_at,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
-        idle_timeout=None if pool.serves else lock_notes.timeout_of(ctx, pool),
+        idle_timeout=None if pool.serves else timeout_of(ctx, pool),
         idle_since=idle_since(ctx, pool) if is_unused(ctx, pool) else None,
     )
 
@@ -106,18 +109,18 @@ def is_unused(ctx: Context, pool: Pool) -> bool:
 def idle_since(ctx: Context, pool: Pool) -> float:
     """Unix time, the same each time as long as nobody uses it."""
     now = time.time() - pool.idle_seconds
-    before = ctx.notes.idle_since.get(pool.id, now)
-    ctx.notes.idle_since[pool.id] = since = before if abs(now - before) < IDLE_JITTER else now
+    before = ctx.gpus.notes.idle_since.get(pool.id, now)
+    ctx.gpus.notes.idle_since[pool.id] = since = before if abs(now - before) < IDLE_JITTER else now
     return since
 
 
 def held_in_words(ctx: Context, device: Device) -> str:
     """Describe who locked a device that no pool of this daemon has."""
-    note = lock_notes.seen_holder(ctx.notes, device)
+    note = lock_notes.seen_holder(ctx.gpus.notes, device)
     if note is None:
         pid = lock_notes.lock_pid(device)
         return f"{device.name} is in use by another process or user{described(pid)}"
-    back = f", back by itself when idle {length(note.idle_timeout)}" if note.idle_timeout is not None else ""
+    back = f", free after {length(note.idle_timeout)} idle" if note.idle_timeout is not None else ""
     return f"{device.name} held by pool {note.pool} ({note.user}, uid {note.uid}, {note.why}){back}"
 
 

@@ -48,9 +48,9 @@ def over_limit(ctx: Context, run: RunRow) -> str:
 
 def over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     measure(ctx)
-    used = ctx.disks.used.get(run.owner_uid)
+    used = ctx.storage.by_owner.used.get(run.owner_uid)
     if used is None:
-        return f"looks how much {run.owner}'s runs take on disk"
+        return f"checking how much {run.owner}'s runs take on disk"
     if used < limit:
         return ""
     return f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
@@ -86,15 +86,17 @@ def user_of(run: RunRow | None, setup: PoolSetup) -> str:
 
 def measure(ctx: Context) -> None:
     """Begin to measure, unless that was done in the last minute or is under way."""
-    if ctx.disks.is_measured or time.monotonic() - ctx.disks.at < MEASURE_SECONDS:
+    if ctx.storage.by_owner.is_measured or time.monotonic() - ctx.storage.by_owner.at < MEASURE_SECONDS:
         return
-    ctx.disks.is_measured = True
+    ctx.storage.by_owner.is_measured = True
     ctx.spawn(measured(ctx, runs.directories(ctx.store)))
 
 
 async def measured(ctx: Context, directories: dict[int, list[Path]]) -> None:
     try:
-        ctx.disks.used = {uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()}
+        ctx.storage.by_owner.used = {
+            uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()
+        }
     finally:
-        ctx.disks.at, ctx.disks.is_measured = time.monotonic(), False
-        ctx.waker.poke()
+        ctx.storage.by_owner.at, ctx.storage.by_owner.is_measured = time.monotonic(), False
+        ctx.loop.poke()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.gpu.devices import Device, is_taken
-from lorad.daemon.gpu.occupancy import in_the_way
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
+from lorad.daemon.pools.watch_gpus import in_the_way
 from lorad.daemon.queue.capacity import Need, lacking
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.limits import over_devices, user_of
@@ -97,7 +97,7 @@ def obstacle(ctx: Context, setup: PoolSetup, devices: Devices, run: RunRow | Non
         return in_use
     if holders:
         names = ", ".join(f"pool {pool.id} on {', '.join(pool.setup.names)}" for pool in holders)
-        return Obstacle(f"{names} makes room for another one", idle=holders, soon=True)
+        return Obstacle(f"waiting for idle {names} to end", idle=holders, soon=True)
     return None
 
 
@@ -155,7 +155,7 @@ def crowded(ctx: Context, pool: Pool, tenants: list[RunRow], run: RunRow, need: 
 
 def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
     """The pools whose process holds one of the devices; a CPU with other slots than before is theirs as a whole."""
-    names, known = {device.name for device in devices}, {device.name for device in ctx.devices}
+    names, known = {device.name for device in devices}, {device.name for device in ctx.gpus.devices}
     here = []
     for pool in ctx.pools.values():
         is_stray = pool.setup.device == "cpu" and devices[0].is_cpu and not known & set(pool.setup.names)
@@ -167,10 +167,10 @@ def pools_on(ctx: Context, devices: Devices) -> list[Pool]:
 
 def count_free(ctx: Context) -> int:
     """Count the devices that nothing holds: no pool, no other daemon, no other process. All of a long queue asks."""
-    at, count = ctx.notes.free
+    at, count = ctx.gpus.notes.free
     if time.monotonic() - at > SHORT_SECONDS:
-        count = sum(is_free(ctx, device) for device in ctx.devices)
-        ctx.notes.free = time.monotonic(), count
+        count = sum(is_free(ctx, device) for device in ctx.gpus.devices)
+        ctx.gpus.notes.free = time.monotonic(), count
     return count
 
 

@@ -15,10 +15,11 @@ import msgspec
 
 from lorad.box.runtime import Why
 from lorad.daemon.context import Context, request_of, spec_of
-from lorad.daemon.gpu.occupancy import look
+from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool, setup_for
 from lorad.daemon.pools.life import find_or_make, stop_pool
 from lorad.daemon.pools.threads import fixed_threads, keep_runtime, runtime_of
+from lorad.daemon.pools.watch_gpus import look
 from lorad.daemon.queue.capacity import capacity_of, impossible
 from lorad.daemon.queue.device_holders import want
 from lorad.daemon.queue.limits import over_limit
@@ -26,7 +27,6 @@ from lorad.daemon.queue.obstacles import Claim, Devices, Obstacle, count_free, l
 from lorad.daemon.queue.preempt import make_room
 from lorad.daemon.queue.restart import wait_for_restart
 from lorad.daemon.queue.tenants import active_runs, need_of_run, tenants_of
-from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
@@ -46,7 +46,7 @@ def place_runs(ctx: Context) -> None:
     claims: list[Claim] = []
     queue = in_turn(ctx)
     head = [runs.get(ctx.store, run.name) for run in queue[:LOOKED_AT]]
-    ctx.wishes = {}
+    ctx.queue.wishes = {}
 
     def place_queued(ctx: Context, run: RunRow) -> None:
         place_run(ctx, run, claims)
@@ -54,7 +54,7 @@ def place_runs(ctx: Context) -> None:
     try:
         each(ctx, place_queued, head, of_run)
     finally:
-        ctx.wishes = None
+        ctx.queue.wishes = None
     if far_back := [run.name for run in queue[LOOKED_AT:] if run.waiting != FAR_BACK]:
         with ctx.store.write():
             for name in far_back:
@@ -110,10 +110,10 @@ def place(ctx: Context, run: RunRow, claims: list[Claim]) -> str:
 
 def groups(ctx: Context, run: RunRow) -> list[Devices]:
     """List the groups of neighbouring devices that suit a run. On the CPU all ranks share one. Raises SpecError."""
-    count = 1 if ctx.devices[0].is_cpu else spec_of(run).gpus
-    if count > len(ctx.devices):
-        raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.devices)}")
-    return [tuple(ctx.devices[first : first + count]) for first in range(len(ctx.devices) - count + 1)]
+    count = 1 if ctx.gpus.devices[0].is_cpu else spec_of(run).gpus
+    if count > len(ctx.gpus.devices):
+        raise SpecError(f"it needs {count} GPUs, this machine has {len(ctx.gpus.devices)}")
+    return [tuple(ctx.gpus.devices[first : first + count]) for first in range(len(ctx.gpus.devices) - count + 1)]
 
 
 def setups_of(ctx: Context, run: RunRow) -> Asked:
@@ -124,14 +124,14 @@ def setups_of(ctx: Context, run: RunRow) -> Asked:
 def asked_of(ctx: Context, run: RunRow) -> Asked:
     """Ask `asked_by` for every group of devices; the answer is cached until one of its inputs changes."""
     settings = run.spec, run.owner_uid, request_of(run), fixed_threads(ctx, run)
-    made_of = (*settings, ctx.machine(), ctx.config, *ctx.devices)
-    before, found = ctx.asked.get(run.name, (None, {}))
+    made_of = (*settings, ctx.gpus.machine(), ctx.config, *ctx.gpus.devices)
+    before, found = ctx.queue.asked.get(run.name, (None, {}))
     if before == made_of:
         return found
-    if len(ctx.asked) > MOST_ASKED:
-        ctx.asked.clear()
+    if len(ctx.queue.asked) > MOST_ASKED:
+        ctx.queue.asked.clear()
     found = {devices: asked_by(ctx, run, devices) for devices in groups(ctx, run)}
-    ctx.asked[run.name] = made_of, found
+    ctx.queue.asked[run.name] = made_of, found
     return found
 
 
@@ -171,7 +171,7 @@ def for_the_queue(ctx: Context, setup: PoolSetup, devices: Devices) -> PoolSetup
     """Give a server that has not started the ranks and lengths of all runs in the queue that could share it."""
     if setup.server is None:
         return setup
-    known = {} if ctx.wishes is None else ctx.wishes
+    known = {} if ctx.queue.wishes is None else ctx.queue.wishes
     if devices not in known:
         known[devices] = wishes_of(ctx, devices)
     return setup.widened(known[devices].get(setup.kind, setup))
@@ -239,9 +239,9 @@ def claim(claims: list[Claim], run: RunRow, found: Mapping[Devices, Obstacle], c
 def in_words(ctx: Context, found: Mapping[Devices, Obstacle]) -> str:
     """Say what is in the way everywhere, and how many of several devices are free."""
     reasons = "; ".join(dict.fromkeys(part for o in found.values() for part in o.parts or (o.reason,)))
-    if len(ctx.devices) == 1:
+    if len(ctx.gpus.devices) == 1:
         return reasons
-    return f"{count_free(ctx)} of {len(ctx.devices)} devices free; {reasons}"
+    return f"{count_free(ctx)} of {len(ctx.gpus.devices)} devices free; {reasons}"
 
 
 def starting(pool: Pool, run: str) -> str:
@@ -267,4 +267,4 @@ def begin_attempt(ctx: Context, run: RunRow, pool: Pool) -> None:
         runs.begin_attempt(ctx.store, name, resumed_from=next(iter(newest), None) if wanted is None else wanted)
         runs.set_fields(ctx.store, name, pool=pool.id, waiting=starting(pool, name))
         ctx.move(name, Move.PLACE, detail=f"pool {pool.id}")
-    ctx.not_before.pop(name, None)
+    ctx.queue.not_before.pop(name, None)

@@ -108,18 +108,18 @@ def fits(ctx: Context, run: RunRow, setup: PoolSetup, pool: Pool, leaving: list[
 
 def stop_for(ctx: Context, run: RunRow, victims: list[RunRow]) -> None:
     name = run.name
-    log.info("run %s: makes room for itself: %s", name, told(victims))
+    log.info("run %s: preempts %s", name, told(victims))
     with ctx.store.write():
         for victim in victims:
-            ctx.move(victim.name, Move.STOP, detail=f"makes room for {name}")
+            ctx.move(victim.name, Move.STOP, detail=f"preempted by {name}")
             runs.set_fields(ctx.store, victim.name, wanted="pause", preempted=name)
-    ctx.waker.poke()  # runs that wait say so in the next pass
+    ctx.loop.poke()  # runs that wait say so in the next pass
 
 
 def queue_again(ctx: Context, run: RunRow) -> None:
     """Queue a run again that was paused to make room, in the same transaction: it resumes when there is room."""
     if run.preempted:
-        ctx.move(run.name, Move.RESUME, detail=f"made room for {run.preempted}")
+        ctx.move(run.name, Move.RESUME, detail=f"preempted by {run.preempted}")
         runs.set_fields(ctx.store, run.name, preempted=run.preempted)
 
 
@@ -128,5 +128,5 @@ def told_of(row: RunSummary, waiting: str) -> str:
     if not row.preempted:
         return waiting
     if row.state == RunState.STOPPING:
-        return f"makes room for {row.preempted}"
+        return f"being preempted by {row.preempted}"
     return "; ".join(part for part in (f"preempted by {row.preempted}", waiting) if part)

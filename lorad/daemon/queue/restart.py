@@ -19,8 +19,8 @@ def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
     """Queue a run that failed again when its spec wants that and it gets anywhere."""
     name, resources = run.name, spec_of(run).resources
     if not run.wanted and was_beaten(ctx, run):
-        pardon(ctx, run, "another daemon had the device first")
-        ctx.move(name, Move.RESUME, detail="another daemon had the device first")
+        pardon(ctx, run, "another daemon got the device first")
+        ctx.move(name, Move.RESUME, detail="another daemon got the device first")
         return
     goes_on = not run.wanted or (run.wanted == "pause" and run.preempted)
     if resources.restart == "never" or reason not in MENDABLE or not goes_on:
@@ -30,7 +30,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
     if futile >= FUTILE:
         enough = f"{futile} attempts got no further"
     elif made >= resources.max_restarts:
-        enough = f"no restart any more after {made} (resources.max_restarts); `lorad resume {name}` goes on"
+        enough = f"no more restarts after {made} (resources.max_restarts); `lorad resume {name}` continues"
     if enough:
         runs.set_fields(ctx.store, name, detail=f"{runs.get(ctx.store, name).detail}; {enough}")
         return
@@ -38,7 +38,7 @@ def restart(ctx: Context, run: RunRow, reason: EndReason) -> None:
     seconds = delay(ctx, futile)
     waiting = f"restarts {seconds:.0f} s after attempt {run.attempt} was {reason}"
     runs.set_fields(ctx.store, name, waiting=waiting, restart_at=time.time() + seconds)
-    ctx.not_before[name] = time.monotonic() + seconds
+    ctx.queue.not_before[name] = time.monotonic() + seconds
 
 
 def delay(ctx: Context, futile: int) -> float:
@@ -50,11 +50,11 @@ def wait_for_restart(ctx: Context, run: RunRow) -> str:
     """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not wait."""
     name = run.name
     if run.restart_at is None:
-        ctx.not_before.pop(name, None)
+        ctx.queue.not_before.pop(name, None)
         return ""
-    if name not in ctx.not_before:
-        ctx.not_before[name] = time.monotonic() + left(ctx, run)
-    if time.monotonic() < ctx.not_before[name]:
+    if name not in ctx.queue.not_before:
+        ctx.queue.not_before[name] = time.monotonic() + left(ctx, run)
+    if time.monotonic() < ctx.queue.not_before[name]:
         return str(run.waiting)
     runs.set_fields(ctx.store, name, restart_at=None)
     return ""

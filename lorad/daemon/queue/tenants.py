@@ -27,10 +27,10 @@ def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
 
 def active_runs(ctx: Context) -> list[RunRow]:
     """List the active runs by priority and age; cached until the database changes, as a long queue asks often."""
-    before, found = ctx.active
+    before, found = ctx.queue.active
     if (now := ctx.store.changes) is None or now != before:
         found = runs.in_states(ctx.store, *ACTIVE)
-        ctx.active = now, found
+        ctx.queue.active = now, found
     return found
 
 

@@ -117,7 +117,7 @@ def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
         tables.put("runs", row)
         for attempt in attempts:
             tables.put("attempts", {"run": name, **attempt})
-        yield f"run {name} is as its directory tells"
+        yield f"run {name} is as its directory describes it"
 
 
 def add_attempts(tables: Tables) -> Iterator[str]:

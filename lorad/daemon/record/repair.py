@@ -52,7 +52,7 @@ def repair(home: Home) -> Repaired:
         try:
             stack.enter_context(lock(home))
         except Conflict as error:
-            hint = "`lorad daemon stop` ends it, and runs go on; `lorad daemon start` afterwards takes them over."
+            hint = "`lorad daemon stop` ends it, and runs continue; `lorad daemon start` afterwards takes them over."
             raise Conflict(error.message, hint=hint) from None
         give(home, home.daemon_lock)
         return repaired(home)
@@ -83,7 +83,7 @@ def facts_of(home: Home, told: Told, runs_root: Path) -> tuple[Tables, list[str]
     words = [f"line {number} of {home.journal} cannot be read" for number in told.damaged]
     tables = Tables()
     if not told.is_complete:
-        words.append(f"{home.journal} does not tell everything; the rest is as the directories of the runs tell")
+        words.append(f"{home.journal} is incomplete; the rest comes from the directories of the runs")
         tables = from_directories.from_facts(told.facts, runs_root)
     for _, change in told.changes:
         tables.apply(change)

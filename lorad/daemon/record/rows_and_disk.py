@@ -20,7 +20,7 @@ from lorad.store.rows import RunRow
 from lorad.store.versions import held_versions, numbers
 
 MOST = 20  # findings of a kind that are listed one by one
-REPAIR = "`lorad doctor --repair` builds the database anew from the journals and keeps this one."
+REPAIR = "`lorad doctor --repair` rebuilds the database from the journals and keeps this one."
 
 
 def of_home(home: Home, runs_root: Path) -> Census:
@@ -60,10 +60,10 @@ def missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Fi
     moved = {run.name for run in gone if corrected(place_of(run), runs_root)}
     if moved:
         what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
-        yield Finding(what, "`lorad daemon start` goes on with them there; one that works is to stop before.")
+        yield Finding(what, "`lorad daemon start` continues with them there; stop a running daemon first.")
     for run in gone:
         if run.name not in moved:
-            advice = f"Put it back, there or into {runs_root}, and start the daemon anew; `lorad rm {run.name}`"
+            advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {run.name}`"
             advice += " forgets the run."
             yield Finding(f"run {run.name}: its directory {run.directory} is missing", advice)
 
@@ -85,7 +85,7 @@ def missing_checkpoints(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Findi
     for row in not_deleted(reader, lineage=True):
         if is_there(rows[row.run]) and not Path(row.path).is_dir():
             what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
-            yield Finding(what, f"`lorad resume {row.run} --from STEP` goes on from another one.")
+            yield Finding(what, f"`lorad resume {row.run} --from STEP` continues from another one.")
 
 
 def unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
 
 
 def unknown(run: str, path: Path, kind: str) -> Finding:
-    told = f"{path} is no {kind} that the journal of run {run} tells of"
+    told = f"{path} is no {kind} that the journal of run {run} records"
     return Finding(told, "A writer died before it said so; delete it, it is used by nothing.")
 
 

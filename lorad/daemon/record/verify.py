@@ -73,7 +73,7 @@ def check_base(run: Subject, records: list[Record]) -> Check:
     """Check that the weight files are those that every attempt trained on."""
     told = {r.attempt: r.data["model_sha256"] for r in records if r.kind == "attempt" and r.data.get("model_sha256")}
     if not told:
-        return Check("base", "no attempt told its checksum", [])
+        return Check("base", "no attempt recorded its checksum", [])
     try:
         found = weights_sha256(run.model_path)
     except (LoradError, OSError) as error:

@@ -45,5 +45,5 @@ def refuse_other_base(ctx: Context, run: RunRow, pool: Pool) -> None:
         if known and here["model_sha256"] not in known:
             raise Conflict(
                 f"the weights of {pool.setup.model} are not those that the versions of {run.name} were made on",
-                hint=f"Put the model back; `lorad verify {run.name}` tells more.",
+                hint=f"Put the model back; `lorad verify {run.name}` says more.",
             )

@@ -64,7 +64,7 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     """Make `runs/<name>/` with what was asked for; it is on disk before the run exists."""
     directory = ctx.runs_root / str(spec.name)
     try:
-        passable(directory) if ctx.system else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        passable(directory) if ctx.users.shared else directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(RunDir(directory).spec_text, text.encode())
         write_whole(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))

@@ -27,8 +27,8 @@ def launch(ctx: Context, run: RunRow) -> None:
     """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
     attempt = attempt_dir(run)
     state = ctx.processes.inspect(attempt)
-    if state.is_up and not ctx.waker.is_watched(attempt.root):
-        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if state.is_up and not ctx.loop.is_watched(attempt.root):
+        ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     if state.phase == "absent":
         start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
         start_driver(ctx, run)
@@ -64,9 +64,9 @@ def start_driver(ctx: Context, run: RunRow) -> None:
         cwd = Path(request.cwd) if os.path.isdir(request.cwd) else run_dir(run).root
     about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
     about |= {"secret_files": secret_files(ctx.config), "ends_all": True}
-    env = ctx.commands.environment(ctx.home)
-    ctx.processes.start(attempt, [*ctx.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
-    ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    env = ctx.processes.commands.environment(ctx.home)
+    ctx.processes.start(attempt, [*ctx.processes.commands.driver, str(attempt.work)], env, cwd, about=about, user=user)
+    ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
 
 
 def reference_of(run: RunRow, request: Request) -> Reference | None:

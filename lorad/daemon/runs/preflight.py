@@ -34,7 +34,7 @@ async def preflight(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Pat
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends. reference: where the
     adapter lies that KL is measured against.
     """
-    async with ctx.checks.turn(uid):
+    async with ctx.users.checks.turn(uid):
         return await checked(ctx, spec, cwd, uid, reference)
 
 
@@ -47,14 +47,14 @@ async def checked(ctx: Context, spec: Spec, cwd: str, uid: int, reference: Path 
     question = Question(
         spec=msgspec.to_builtins(spec),
         cwd=cwd,
-        device=ctx.devices[0].kind,
-        devices=len(ctx.devices),
+        device=ctx.gpus.devices[0].kind,
+        devices=len(ctx.gpus.devices),
         warm=warm,
         backends=msgspec.to_builtins(box.backends, enc_hook=str),
         reference=None if reference is None else str(reference),
     )
-    user, argv = ctx.user(uid), [*ctx.commands.preflight]
-    env = {**(os.environ if user is None else user.environment), **ctx.commands.environment(ctx.home)}
+    user, argv = ctx.user(uid), [*ctx.processes.commands.preflight]
+    env = {**(os.environ if user is None else user.environment), **ctx.processes.commands.environment(ctx.home)}
     env |= secrets_of(box)
     argv = argv if user is None else user.command(argv, Path("/"))
     try:

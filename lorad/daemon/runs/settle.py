@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
+from typing import NamedTuple
 
+from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir, run_dir
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.causes import in_words_of
@@ -17,6 +19,7 @@ from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_rest
 from lorad.daemon.runs.facts import end_of, last_facts
 from lorad.daemon.runs.take_in import is_told
 from lorad.errors import IntegrityError
+from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
@@ -24,10 +27,31 @@ from lorad.store.rows import RunRow
 log = logging.getLogger("lorad.daemon")
 
 
+class Evidence(NamedTuple):
+    """What is known of an attempt whose driver is gone; it is read once.
+
+    driver: how the process ended.
+    end: the driver's own word on its end, if it wrote one.
+    began: the driver wrote anything at all.
+    life: the attempt of the pool that the run was in, and how that is; None when the pool lost its directory.
+    """
+
+    driver: ProcessState
+    end: EndFact | None
+    began: bool
+    life: tuple[AttemptDir, ProcessState] | None
+
+    @property
+    def lost_its_pool(self) -> bool:
+        """The driver said so."""
+        return self.end is not None and self.end.reason == EndReason.LOST
+
+
 def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
-    name = run.name
-    if (last := last_word(ctx, run, driver)) is None:
+    name, facts = run.name, last_facts(run_dir(run).journal, run.attempt)
+    found = Evidence(driver, end_of(facts), bool(facts), life_of(ctx, run))
+    if (last := last_word(ctx, run, found)) is None:
         return
     reason, detail = last
     run = runs.get(ctx.store, name)
@@ -42,26 +66,27 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
             queue_again(ctx, run)
         else:
             ctx.move(name, Move.END, reason=reason, detail=detail)
+            is_without_pool = found.lost_its_pool or (found.life is not None and not found.life[1].is_up)
             if was_restarted(attempt_dir(run)):
                 pardon(ctx, run, "the machine was restarted")
-            elif reason is EndReason.LOST and is_without_pool(ctx, run):
+            elif reason is EndReason.LOST and is_without_pool:
                 excuse(ctx, run)
             restart(ctx, run, reason)
-    if driver_lost_its_pool(run):
+    if found.lost_its_pool:
         put_away(ctx, run)
-    ctx.pool_gone_since.pop(name, None)
-    ctx.last_words.pop(name, None)
-    ctx.cuts.pop((name, run.attempt), None)
-    ctx.signalled.pop(attempt_dir(run).root, None)
-    ctx.unpruned.add(name)  # `prune_again` deletes what is not kept
+    ctx.pools.gone_since.pop(name, None)
+    ctx.storage.last_words.pop(name, None)
+    ctx.storage.cuts.pop((name, run.attempt), None)
+    ctx.processes.signalled.pop(attempt_dir(run).root, None)
+    ctx.storage.unpruned.add(name)  # `prune_again` deletes what is not kept
 
 
-def last_word(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str] | None:
+def last_word(ctx: Context, run: RunRow, found: Evidence) -> tuple[EndReason, str] | None:
     """The verdict on the attempt once all of its journal is taken in; None before, and in a home that was just moved. A
     journal that is not to be believed makes the run fail. Raises OSError for one that cannot be read, unless the run is
     to be killed.
     """
-    reason, detail = verdict(ctx, run, driver)
+    reason, detail = verdict(run, found)
     try:
         return (reason, detail) if is_told(ctx, run) and not ctx.store.is_moved else None
     except IntegrityError as error:
@@ -73,15 +98,48 @@ def last_word(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReaso
         return reason, f"{detail}; its journal cannot be read: {error}"
 
 
-def driver_lost_its_pool(run: RunRow) -> bool:
-    end = end_of(last_facts(run_dir(run).journal, run.attempt))
-    return end is not None and end.reason == EndReason.LOST
+def verdict(run: RunRow, found: Evidence) -> tuple[EndReason, str]:
+    """Decide why the attempt ended, with a sentence: by what the driver reported, else by what was seen."""
+    driver = found.driver
+    if found.end is not None:
+        return by_its_word(run, found.end, found.life)
+    if run.wanted == "kill":
+        return EndReason.KILLED, "killed on request"
+    never_began = driver.phase == "vanished" and driver.pid is None
+    if run.wanted and (driver.signal == signal.SIGTERM or never_began):
+        return EndReason.STOPPED, "stopped before its first step"
+    if words := by_force(attempt_dir(run), driver):
+        return (EndReason.STOPPED if run.wanted else EndReason.LOST), words
+    if found.life is None:
+        return EndReason.LOST, f"pool {run.pool} has lost its directory"
+    if not found.life[1].is_up:
+        return by_its_pool(run, found.life, found.began)
+    words, last = in_words(attempt_dir(run), driver, "the driver"), log_tail(attempt_dir(run).log)
+    return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
 
 
-def is_without_pool(ctx: Context, run: RunRow) -> bool:
-    """Check whether the driver reported that it lost its pool, or the pool is seen to be down."""
-    life = life_of(ctx, run)
-    return driver_lost_its_pool(run) or (life is not None and not life[1].is_up)
+def by_its_word(run: RunRow, end: EndFact, life: tuple[AttemptDir, ProcessState] | None) -> tuple[EndReason, str]:
+    """Repeat what the driver reported of its end, and add how its pool ended and what can be done."""
+    reason = EndReason(end.reason) if end.reason in EndReason.__members__.values() else EndReason.FAILED
+    pool = ""
+    if reason is EndReason.LOST and life is not None:
+        pool = in_words(*life, f"pool {run.pool}") if life[1].is_over else killed_for(life[0])
+    cause = in_words_of(end.detail) if reason in MENDABLE else None
+    return reason, "; ".join(filter(None, (end.detail, pool, end.hint or (cause.advice if cause else ""))))
+
+
+def by_its_pool(run: RunRow, life: tuple[AttemptDir, ProcessState], began: bool) -> tuple[EndReason, str]:
+    """Judge by the end of the pool: one that gave up before the run began made it fail, any other lost it."""
+    attempt, process = life
+    forced = by_force(attempt, process)
+    tail = "" if forced else log_tail(attempt.log, 5)
+    words = in_words(attempt, process, f"pool {run.pool}") + (f"; its log ends:\n{tail}" if tail else "")
+    return (EndReason.LOST if began or was_killed(process) or forced else EndReason.FAILED), words
+
+
+def was_killed(process: ProcessState) -> bool:
+    """Check for death by a signal; a process whose shim was killed as well counts too, as only its start is known."""
+    return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
 
 
 def put_away(ctx: Context, run: RunRow) -> None:
@@ -95,58 +153,3 @@ def put_away(ctx: Context, run: RunRow) -> None:
         return
     if pool.process.is_up and life_number(run) in (None, pool.number):
         stop_pool(ctx, pool)
-
-
-def verdict(ctx: Context, run: RunRow, driver: ProcessState) -> tuple[EndReason, str]:
-    """Decide why the attempt ended, with a sentence: by what the driver reported, else by what was seen."""
-    if end := end_of(last_facts(run_dir(run).journal, run.attempt)):
-        known = end.reason in EndReason.__members__.values()
-        reason = EndReason(end.reason if known else "failed")
-        pool = pool_of_lost(ctx, run) if reason is EndReason.LOST else ""
-        found = in_words_of(end.detail) if reason in MENDABLE else None
-        return reason, "; ".join(filter(None, (end.detail, pool, end.hint or (found.advice if found else ""))))
-    if run.wanted == "kill":
-        return EndReason.KILLED, "killed on request"
-    never_began = driver.phase == "vanished" and driver.pid is None
-    if run.wanted and (driver.signal == signal.SIGTERM or never_began):
-        return EndReason.STOPPED, "stopped before its first step"
-    if words := by_force(attempt_dir(run), driver):
-        return (EndReason.STOPPED if run.wanted else EndReason.LOST), words
-    if words := pool_in_words(ctx, run):
-        return pool_reason(ctx, run), words
-    words, last = in_words(attempt_dir(run), driver, "the driver"), log_tail(attempt_dir(run).log)
-    return EndReason.LOST, words + (f"; its log ends: {last}" if last else "")
-
-
-def pool_of_lost(ctx: Context, run: RunRow) -> str:
-    """Say how the pool ended that a driver reported as lost; "" when that is not known."""
-    life = life_of(ctx, run)
-    if life is None:
-        return ""
-    return in_words(*life, f"pool {run.pool}") if life[1].is_over else killed_for(life[0])
-
-
-def pool_reason(ctx: Context, run: RunRow) -> EndReason:
-    """A pool that gave up before the run began made it fail; one that went away later, or was killed, lost it."""
-    began = bool(last_facts(run_dir(run).journal, run.attempt))
-    life = life_of(ctx, run)
-    by_itself = life is not None and not was_killed(life[1]) and not by_force(*life)
-    return EndReason.FAILED if by_itself and not began else EndReason.LOST
-
-
-def was_killed(process: ProcessState) -> bool:
-    """Check for death by a signal; a process whose shim was killed as well counts too, as only its start is known."""
-    return process.signal is not None or (process.phase == "vanished" and process.pid is not None)
-
-
-def pool_in_words(ctx: Context, run: RunRow) -> str:
-    """Say how the run's pool ended; "" while it is up."""
-    life = life_of(ctx, run)
-    if life is None:
-        return f"pool {run.pool} has lost its directory"
-    attempt, process = life
-    if process.is_up:
-        return ""
-    words, forced = in_words(attempt, process, f"pool {run.pool}"), by_force(attempt, process)
-    tail = "" if forced else log_tail(attempt.log, 5)
-    return words + (f"; its log ends:\n{tail}" if tail else "")

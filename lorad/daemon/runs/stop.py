@@ -25,7 +25,7 @@ def stop(ctx: Context, run: RunRow) -> None:
 
 def send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
     attempt = attempt_dir(run)
-    last, at = ctx.signalled.get(attempt.root, (0, 0.0))
+    last, at = ctx.processes.signalled.get(attempt.root, (0, 0.0))
     if last == number and time.monotonic() - at < ctx.patience.signal_again:
         return
     if ctx.processes.inspect(attempt).phase == "absent":
@@ -35,7 +35,7 @@ def send(ctx: Context, run: RunRow, number: signal.Signals) -> None:
             return
     elif not ctx.processes.signal(attempt, number):
         return
-    ctx.signalled[attempt.root] = (number, time.monotonic())
+    ctx.processes.signalled[attempt.root] = (number, time.monotonic())
     log.info("run %s: %s to its driver", run.name, number.name)
 
 
@@ -43,7 +43,7 @@ def is_pool_gone_for_long(ctx: Context, run: RunRow) -> bool:
     """The run's pool is over and its driver had time to notice. A run that has yet to begin has nothing to save."""
     life = life_of(ctx, run)
     if life is not None and (life[1].is_up or life[1].phase == "absent"):
-        ctx.pool_gone_since.pop(run.name, None)
+        ctx.pools.gone_since.pop(run.name, None)
         return False
-    since = ctx.pool_gone_since.setdefault(run.name, time.monotonic())
+    since = ctx.pools.gone_since.setdefault(run.name, time.monotonic())
     return run.state == RunState.STARTING or time.monotonic() - since > ctx.patience.pool_gone

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from lorad.daemon.context import Context, spec_of
-from lorad.daemon.troubles import Item, each
+from lorad.daemon.guarded import each
+from lorad.daemon.troubles import Item
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
 from lorad.states import EndReason, Move, RunState
@@ -68,7 +69,7 @@ def halving_of(wish: Wish, specs: list[Spec]) -> Halving:
     has_evals = all(0 < spec.eval.every <= rungs[0] for spec in specs)
     metric = wish.metric or ("eval" if has_evals else "reward")
     if metric not in METRICS:
-        raise SpecError(f"--metric {metric}: there is no such one", hint=f"Choose one of: {', '.join(METRICS)}.")
+        raise SpecError(f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(METRICS)}.")
     if metric == "eval" and not has_evals:
         hint = f"Set eval.every to {rungs[0]} or less, or use --metric reward."
         raise SpecError(
@@ -175,7 +176,7 @@ def settle(ctx: Context, sweep: SweepRow, step: int, ranked: list[Point], kept: 
         for point in stopped:
             end(ctx, point.run, f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}")
     log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(point.run.name for point in kept))
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def end(ctx: Context, run: RunRow, why: str) -> None:

@@ -25,11 +25,11 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
     refuse_strange_journal(run_dir(run), ctx.user(run.owner_uid))
     taken = ingest_some(ctx.store, run.name, run_dir(run).journal)
     if taken.is_again:
-        ctx.cuts[run.name, run.attempt] += 1
-        if ctx.cuts[run.name, run.attempt] > MOST_CUTS:
-            raise IntegrityError(f"the journal of run {run.name} is written anew again and again")
+        ctx.storage.cuts[run.name, run.attempt] += 1
+        if ctx.storage.cuts[run.name, run.attempt] > MOST_CUTS:
+            raise IntegrityError(f"the journal of run {run.name} keeps being rewritten")
     if taken.more:
-        ctx.waker.poke()
+        ctx.loop.poke()
     return taken
 
 
@@ -52,7 +52,7 @@ def is_told(ctx: Context, run: RunRow) -> bool:
 
     Other processes may still write to it.
     """
-    size = ctx.last_words.setdefault(run.name, size_of(run_dir(run).journal))
+    size = ctx.storage.last_words.setdefault(run.name, size_of(run_dir(run).journal))
     taken = take_in(ctx, run)
     return not taken.more or taken.offset >= size
 

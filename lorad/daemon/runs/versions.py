@@ -37,7 +37,7 @@ def find_version(ctx: Context, name: str) -> VersionRow:
             raise NotFound(f"no alias and no run is named {run}", hint=hint)
         current = there.version
         if current is None:
-            raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` tells how far it is.")
+            raise NotFound(f"run {run} has no version yet", hint=f"`lorad logs {run}` shows how far it is.")
         return get_version(ctx.store, run, current)
     if not re.fullmatch(r"[0-9]{1,9}", number):
         raise SpecError(f"{name} is not a version", hint="A version is written run@number, as in sorter@12.")
@@ -52,13 +52,13 @@ def name_of(version: VersionRow | AliasRow) -> str:
 def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
     """Protect a version while a request uses it: its files are not deleted and no pool unloads it."""
     name = name_of(version)
-    ctx.in_hand[name] += 1
+    ctx.serving.in_hand[name] += 1
     try:
         yield
     finally:
-        ctx.in_hand[name] -= 1
-        if not ctx.in_hand[name]:
-            del ctx.in_hand[name]
+        ctx.serving.in_hand[name] -= 1
+        if not ctx.serving.in_hand[name]:
+            del ctx.serving.in_hand[name]
 
 
 def is_loaded(ctx: Context, version: VersionRow) -> bool:
@@ -69,7 +69,7 @@ def is_loaded(ctx: Context, version: VersionRow) -> bool:
 
 def heard(ctx: Context, owner_uid: int) -> list[Pool]:
     """List the pools that can have what is a user's: those of others in a shared daemon may say what they like."""
-    return [pool for pool in list(ctx.pools.values()) if not ctx.system or pool.setup.owner == owner_uid]
+    return [pool for pool in list(ctx.pools.values()) if not ctx.users.shared or pool.setup.owner == owner_uid]
 
 
 def has_files(path: str | Path) -> bool:

@@ -15,7 +15,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread, on_behalf
 from lorad.daemon.pools.life import ask_status, find_or_make, look_at_process, start_pool
 from lorad.daemon.process.processes import log_tail
-from lorad.daemon.queue.place import room_for, setups_of
+from lorad.daemon.queue.place import asked_of, room_for, setups_of
 from lorad.daemon.runs.versions import await_bytes, name_of
 from lorad.errors import AttestationFailed, Conflict, LoradError, PoolLost
 from lorad.protocol.calls import Attestation, Loaded, LoadVersion
@@ -38,7 +38,7 @@ async def guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
         yield pool
     finally:
         pool.guests, pool.used_at = pool.guests - 1, time.monotonic()
-        ctx.waker.poke()
+        ctx.loop.poke()
 
 
 async def admitted(ctx: Context, run: RunRow) -> Pool:
@@ -49,7 +49,7 @@ async def admitted(ctx: Context, run: RunRow) -> Pool:
             return pool_for(ctx, run)
         except Conflict:
             stopping = any(pool.process.is_up and pool.stop_asked is not None for pool in ctx.pools.values())
-            if not (stopping or ctx.sights.since is not None) or time.monotonic() > deadline:
+            if not (stopping or ctx.gpus.sights.since is not None) or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(POLL_SECONDS)
 
@@ -75,7 +75,7 @@ def fits(ctx: Context, run: RunRow, pool: Pool) -> bool:
     False when no pool can: the run's files are gone, or its backend or its GPUs.
     """
     try:
-        setups = [setup for setup, _ in setups_of(ctx, run).values()]
+        setups = [setup for setup, _ in asked_of(ctx, run).values()]
     except (OSError, msgspec.MsgspecError, LoradError):
         return False
     alike = {"threads": pool.setup.threads, "deterministic": pool.setup.deterministic}
@@ -130,11 +130,11 @@ def load_of(version: VersionRow, *, keep: bool = False) -> LoadVersion:
 @contextlib.contextmanager
 def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
     """Let a daemon that ends abort the connection, within the block."""
-    ctx.waiting.add(connection)
+    ctx.requests.waiting.add(connection)
     try:
         yield
     finally:
-        ctx.waiting.discard(connection)
+        ctx.requests.waiting.discard(connection)
 
 
 async def is_chat(ctx: Context, run: RunRow) -> bool:

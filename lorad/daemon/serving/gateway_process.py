@@ -88,8 +88,8 @@ def not_before(lives: list[AttemptDir]) -> float:
 
 def look_after(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
     """Watch a gateway's process; end it when its settings changed or the home was moved, so that the next can start."""
-    if not ctx.waker.is_watched(attempt.root):
-        ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    if not ctx.loop.is_watched(attempt.root):
+        ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
         began = read_object(attempt.command)  # earlier versions did not write all of it
         is_moved = began.get("home") not in (None, str(ctx.home.root))
         if is_moved or began.get("gateway") not in (None, gateway.settings):
@@ -103,12 +103,12 @@ def start(ctx: Context, gateway: Gateway, attempt: AttemptDir) -> None:
         passable(gateway.root.parent, gateway.root)
         own_directory(gateway.socket.parent, gateway.user)
     make_attempt(attempt, gateway.user)
-    argv = [*ctx.commands.gateway, *gateway.arguments]
-    env = {**ctx.commands.environment(ctx.home), **gateway.environment}
+    argv = [*ctx.processes.commands.gateway, *gateway.arguments]
+    env = {**ctx.processes.commands.environment(ctx.home), **gateway.environment}
     about = {"role": "gateway", "attempt": int(attempt.root.name), "gateway": gateway.settings}
     about |= {"home": str(ctx.home.root)}
     ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=gateway.user)
-    ctx.waker.watch(attempt.root, ctx.processes.watch(attempt))
+    ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
     log.info("%s: starting, life %s", gateway.title, attempt.root.name)
 
 
@@ -123,10 +123,10 @@ def put_away(ctx: Context, gateway: Gateway) -> None:
     lives = gateway.lives
     if not lives or not ctx.processes.inspect(lives[-1]).is_up:
         return
-    number, asked_at = ctx.signalled.get(lives[-1].root, (0, 0.0))
+    number, asked_at = ctx.processes.signalled.get(lives[-1].root, (0, 0.0))
     if number != signal.SIGTERM:
         log.info("%s: nobody needs it any more", gateway.title)
-        ctx.signalled[lives[-1].root] = (signal.SIGTERM, time.monotonic())
+        ctx.processes.signalled[lives[-1].root] = (signal.SIGTERM, time.monotonic())
         ctx.processes.signal(lives[-1], signal.SIGTERM)
     elif time.monotonic() - asked_at > TERM_SECONDS:
         ctx.processes.kill_group(lives[-1])

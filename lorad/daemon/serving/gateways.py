@@ -14,9 +14,10 @@ import msgspec
 
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, guarded
 from lorad.daemon.serving import gateway_process
 from lorad.daemon.serving.gateway_process import Gateway, is_up, keep, put_away
-from lorad.daemon.troubles import Item, each, guarded
+from lorad.daemon.troubles import Item
 from lorad.protocol.listener import FOR_ALL
 from lorad.store.runs import owners_served
 from lorad.store.versions import is_anything_served
@@ -38,7 +39,7 @@ def keep_gateways(ctx: Context) -> None:
             put_away(ctx, gateway_of(ctx, uid))
 
     guarded(ctx, Item("the gateway"), keep_public)
-    if ctx.system:
+    if ctx.users.shared:
         known, wanted = owners_known(ctx), owners_wanted(ctx)
         each(ctx, keep_owners, wanted | known, lambda uid: Item(f"the gateway of user {uid}", uid))
 
@@ -50,7 +51,7 @@ def is_wanted(ctx: Context) -> bool:
 def owners_wanted(ctx: Context) -> set[int]:
     """List the owners who have something to serve, or whose versions were asked for recently."""
     recent = time.monotonic() - UNWANTED_SECONDS
-    asked = {uid for uid, at in ctx.gateways_asked.items() if at > recent}
+    asked = {uid for uid, at in ctx.serving.gateways_asked.items() if at > recent}
     return asked | owners_served(ctx.store)
 
 
@@ -61,26 +62,26 @@ def owners_known(ctx: Context) -> set[int]:
     """
     owners = ctx.home.gateway / "owners"
     there = {int(path.name) for path in owners.iterdir() if path.name.isdigit()} if owners.is_dir() else set()
-    for uid in there - ctx.gateways_asked.keys():
+    for uid in there - ctx.serving.gateways_asked.keys():
         lives = gateway_of(ctx, uid).lives
         is_there = bool(lives) and ctx.processes.inspect(lives[-1]).is_up
-        ctx.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
+        ctx.serving.gateways_asked[uid] = time.monotonic() if is_there else float("-inf")
     return there
 
 
 def want_gateway_of(ctx: Context, uid: int) -> None:
     """Have the gateway of an owner up, for a while."""
-    ctx.gateways_asked[uid] = time.monotonic()
-    if ctx.system and uid not in ctx.tables:
-        ctx.served += 1  # what is theirs is written down for it
-    ctx.waker.poke()
+    ctx.serving.gateways_asked[uid] = time.monotonic()
+    if ctx.users.shared and uid not in ctx.serving.tables:
+        ctx.serving.served += 1  # what is theirs is written down for it
+    ctx.loop.poke()
 
 
 def public_gateway(ctx: Context) -> Gateway:
     """Describe the gateway that every client asks."""
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
     arguments, for_all = [str(ctx.home.root)], is_for_all(ctx)
-    if ctx.system:
+    if ctx.users.shared:
         settings |= {"for_all": for_all, "role": "front"}
         arguments.append("front")
     environment = {FOR_ALL: "1" if for_all else None}
@@ -96,13 +97,13 @@ def gateway_of(ctx: Context, uid: int) -> Gateway:
 
 def is_for_all(ctx: Context) -> bool:
     """Whoever may see a version may ask it, and where only owners do, they need a token."""
-    return ctx.system and ctx.config.sharing.read == "all"
+    return ctx.users.shared and ctx.config.sharing.read == "all"
 
 
 def gateways(ctx: Context) -> Iterator[Gateway]:
     """Yield every gateway that there may be."""
     yield public_gateway(ctx)
-    if ctx.system:
+    if ctx.users.shared:
         yield from (gateway_of(ctx, uid) for uid in sorted(owners_known(ctx)))
 
 
@@ -133,6 +134,6 @@ def base_url(ctx: Context) -> str | None:
 async def gateway_up(ctx: Context) -> None:
     """Wait until the gateway answers, or for as long as that should take."""
     deadline = time.monotonic() + UP_SECONDS
-    ctx.waker.poke()
+    ctx.loop.poke()
     while gateway_socket(ctx) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (sockets are polled)
         await asyncio.sleep(0.05)

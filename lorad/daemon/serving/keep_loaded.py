@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool, Refusal
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.pools.life import ask_status
@@ -12,7 +13,6 @@ from lorad.daemon.queue.tenants import room_in
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import name_of
 from lorad.daemon.serving.borrow_pool import call_load, fits, waited_for
-from lorad.daemon.troubles import each, of_pool
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
 from lorad.store import events, runs
@@ -31,7 +31,7 @@ def hold_in(ctx: Context, pool: Pool) -> None:
     if pool.state != "ready":
         pool.refusals.clear()
         return
-    seen = pool.polled_at, ctx.served
+    seen = pool.polled_at, ctx.serving.served
     if pool.held_at == seen or pool.is_holding:
         return
     lacking, spare = difference(ctx, pool)
@@ -45,7 +45,7 @@ def difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
     """List the versions to load, most important first, as far as there is room, and the names of those to unload."""
     kept = set(pool.status.kept if pool.status else [])
     held = held_versions(ctx.store)
-    spare = sorted(kept - {name_of(row) for row in held} - set(ctx.in_hand))
+    spare = sorted(kept - {name_of(row) for row in held} - set(ctx.serving.in_hand))
     missing = [row for row in held if name_of(row) not in kept and is_due(pool, name_of(row))]
     at_home = {name for name in {row.run for row in missing} if fits(ctx, runs.get(ctx.store, name), pool)}
     due = [row for row in missing if row.run in at_home]
@@ -97,7 +97,7 @@ async def settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: lis
         pass  # the pool ended
     finally:
         pool.is_holding = False
-        ctx.waker.poke()
+        ctx.loop.poke()
 
 
 def let_go(ctx: Context, pool: Pool, names: list[str]) -> None:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 
 from lorad.daemon.context import Context
+from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.serving.borrow_pool import fits, pool_for
-from lorad.daemon.troubles import each, of_run
 from lorad.errors import LoradError
 from lorad.states import RunState
 from lorad.store import events, runs
@@ -46,13 +46,13 @@ def pool_of(ctx: Context, run: RunRow) -> Pool | None:
     if not pool.process.is_up or pool.stop_asked is not None:
         return None
     if pool.state == "ready":
-        ctx.pauses.pop(run.name, None)
+        ctx.serving.pauses.pop(run.name, None)
     return pool
 
 
 def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
     """Start a pool, or say why there is none now."""
-    pause, not_before = ctx.pauses.get(run.name, (0.0, 0.0))
+    pause, not_before = ctx.serving.pauses.get(run.name, (0.0, 0.0))
     if time.monotonic() < not_before:
         return None, run.waiting or "its pool is started again soon"
     try:
@@ -60,7 +60,7 @@ def brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
     except LoradError as error:
         return None, error.message
     pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
-    ctx.pauses[run.name] = pause, time.monotonic() + pause
+    ctx.serving.pauses[run.name] = pause, time.monotonic() + pause
     runs.set_fields(ctx.store, run.name, pool=pool.id)
     return pool, ""
 
@@ -91,6 +91,6 @@ def end_serving(ctx: Context, names: Iterable[str]) -> None:
         for name in names:
             columns = {"waiting": ""} if RunState(runs.get(ctx.store, name).state).is_over else {}
             runs.set_fields(ctx.store, name, serving=0, **columns)
-            ctx.pauses.pop(name, None)
+            ctx.serving.pauses.pop(name, None)
     for pool in ctx.pools.values():
         pool.serves -= {*names}

@@ -30,24 +30,24 @@ FILE = "table.json"
 
 def keep_table(ctx: Context) -> None:
     """Write it when pins, aliases or pools changed since, and when it is gone."""
-    if ctx.table != ctx.served or not (ctx.home.gateway / FILE).is_file():
+    if ctx.serving.table != ctx.serving.served or not (ctx.home.gateway / FILE).is_file():
         write_table(ctx)
 
 
 def write_table(ctx: Context) -> None:
     """Write the gateways' table to disk. Raises StorageError; the next pass tries again."""
-    served = ctx.served
+    served = ctx.serving.served
     try:
         ctx.home.gateway.mkdir(exist_ok=True, mode=0o700)
         told = table(ctx)
-        if ctx.system:
+        if ctx.users.shared:
             for uid in owners_known(ctx) | owners_wanted(ctx):
                 tell_owner(ctx, uid, told)
         write_json(ctx.home.gateway / FILE, told)
     except OSError as error:
         where = error.filename2 or error.filename or ctx.home.gateway  # for a rename, its target
-        raise StorageError(f"{where}: {error.strerror}", hint="The gateway goes by its old table till then.") from error
-    ctx.table = served
+        raise StorageError(f"{where}: {error.strerror}", hint="The gateway uses its old table until then.") from error
+    ctx.serving.table = served
 
 
 def table(ctx: Context) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def tell_owner(ctx: Context, uid: int, told: dict[str, Any]) -> None:
     versions = {name: about for name, about in told["versions"].items() if about["owner_uid"] == uid}
     names = {alias: name for alias, name in told["aliases"].items() if name in versions}
     data = msgspec.json.encode({"aliases": names, "versions": versions})
-    if ctx.tables.get(uid) == data:
+    if ctx.serving.tables.get(uid) == data:
         return
     directory = ctx.home.gateway_of(uid)
     passable(directory.parent, directory)
     write_whole(directory / FILE, data, mode=0o400, uid=uid)
-    ctx.tables[uid] = data
+    ctx.serving.tables[uid] = data

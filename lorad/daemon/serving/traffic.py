@@ -29,7 +29,7 @@ Names = dict[str, Figures]
 
 async def traffic_of(ctx: Context, rows: Iterable[AliasRow]) -> dict[str, Figures | None]:
     """Collect the figures of each alias; None where no gateway reports any."""
-    by_run = runs.owners_of_aliased(ctx.store) if ctx.system else {}
+    by_run = runs.owners_of_aliased(ctx.store) if ctx.users.shared else {}
     of = {row.alias: by_run.get(row.run, NOBODY) for row in rows}
     uids = sorted({*of.values()})
     told = dict(zip(uids, await asyncio.gather(*(told_by(ctx, uid) for uid in uids)), strict=True))
@@ -43,10 +43,10 @@ def figures(names: Names | None, alias: str) -> Figures | None:
 
 async def told_by(ctx: Context, uid: int) -> Names | None:
     """Read the figures that the owner's gateway wrote; None while it is not up."""
-    if ctx.system and uid == NOBODY:
+    if ctx.users.shared and uid == NOBODY:
         return None
-    gateway = gateway_of(ctx, uid) if ctx.system else public_gateway(ctx)
-    path = gateway.socket.with_name(FILE) if ctx.system else gateway.root / FILE
+    gateway = gateway_of(ctx, uid) if ctx.users.shared else public_gateway(ctx)
+    path = gateway.socket.with_name(FILE) if ctx.users.shared else gateway.root / FILE
     if not is_there(ctx, gateway):
         return None
     try:

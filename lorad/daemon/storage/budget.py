@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 
 from lorad.adapters.directory import discard
 from lorad.daemon.context import Context, run_dir
+from lorad.daemon.state import LOOK_SECONDS
 from lorad.daemon.storage.disk_usage import measure, used
 from lorad.daemon.storage.garbage import everything, still
 from lorad.daemon.storage.prune import VERSION, Doomed, age, delete, is_free, listed
-from lorad.daemon.usage import LOOK_SECONDS
 from lorad.states import RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -32,7 +32,7 @@ GONE = "disk"  # the event of what went
 
 def keep_budget(ctx: Context) -> None:
     """Look now and then; whatever has to go goes in a task of its own."""
-    disk, now = ctx.disk, time.monotonic()
+    disk, now = ctx.storage.disk, time.monotonic()
     if disk.is_measuring or ctx.config.disk_budget is None or now - disk.measured_at < LOOK_SECONDS:
         return
     disk.measured_at, disk.is_measuring = now, True
@@ -40,7 +40,7 @@ def keep_budget(ctx: Context) -> None:
 
 
 async def look(ctx: Context, budget: int) -> None:
-    disk = ctx.disk
+    disk = ctx.storage.disk
     try:
         disk.used = await asyncio.to_thread(used, [ctx.runs_root, ctx.home.root])
         if disk.used > budget:
@@ -130,9 +130,9 @@ def report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
 def tell(ctx: Context, used: int, budget: int) -> None:
     """Log when the home no longer fits its budget and nothing more can be deleted, and when it fits again."""
     told = f"{in_words(used)} are used, disk_budget is {in_words(budget)}; nothing more can go" if used > budget else ""
-    if bool(told) != bool(ctx.disk.told):
+    if bool(told) != bool(ctx.storage.disk.told):
         log.warning("%s", told) if told else log.info("the home is within its disk budget again")
-    ctx.disk.told = told
+    ctx.storage.disk.told = told
 
 
 def was_spared(ctx: Context, run: str) -> bool:

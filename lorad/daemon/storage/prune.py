@@ -16,9 +16,10 @@ from typing import Literal, NamedTuple
 from lorad.adapters.directory import TEMPORARY, discard
 from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, run_dir, spec_of
+from lorad.daemon.guarded import each
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.runs.versions import heard, is_loaded, name_of
-from lorad.daemon.troubles import Item, each
+from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, NotFound
 from lorad.states import RunState
 from lorad.store import aliases, runs
@@ -54,11 +55,11 @@ class Doomed(NamedTuple):
 
 def prune(ctx: Context, run: RunRow) -> None:
     """Delete what the `checkpoint` section of the spec does not keep. Nothing while an attempt begins."""
-    ctx.unpruned.add(run.name)  # `prune_again` does what this cannot
+    ctx.storage.unpruned.add(run.name)  # `prune_again` does what this cannot
     if gone := [path for item in doomed(ctx, run)[:AT_ONCE] if (path := delete(ctx, item)) is not None]:
         ctx.spawn(discarded(ctx, run.owner_uid, gone))
     if not has_silent_pool(ctx, run):
-        ctx.unpruned.discard(run.name)
+        ctx.storage.unpruned.discard(run.name)
 
 
 def prune_again(ctx: Context) -> None:
@@ -68,12 +69,12 @@ def prune_again(ctx: Context) -> None:
         try:
             run = runs.get(ctx.store, name)
         except NotFound:
-            ctx.unpruned.discard(name)
+            ctx.storage.unpruned.discard(name)
             return
         if not has_silent_pool(ctx, run):
             prune(ctx, run)
 
-    each(ctx, prune_run, sorted(ctx.unpruned), lambda name: Item(f"run {name}"))
+    each(ctx, prune_run, sorted(ctx.storage.unpruned), lambda name: Item(f"run {name}"))
 
 
 def has_silent_pool(ctx: Context, run: RunRow) -> bool:
@@ -151,7 +152,7 @@ def is_free(ctx: Context, run: RunRow, number: int) -> bool:
         row = get_version(ctx.store, run.name, number)
     except NotFound:
         return False
-    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.in_hand[name_of(row)]:
+    if row.pinned or row.aliases or is_loaded(ctx, row) or ctx.serving.in_hand[name_of(row)]:
         return False
     return (run.name, number) not in aliases.rollbacks(ctx.store).values()
 

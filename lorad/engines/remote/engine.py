@@ -248,4 +248,4 @@ class RemoteEngine(Engine):
         await self._check(scorer)
 
 
-_BACK = "It comes back by itself; the log of the engine says why it died (`lorad logs RUN --of engine`)."
+_BACK = "It restarts automatically; the log of the engine says why it died (`lorad logs RUN --of engine`)."

@@ -94,7 +94,7 @@ class Holdings:
             return known
         said = await self._fleet.holds()
         if not said:
-            raise EngineGone("the last server that served died", hint="It comes back by itself; ask again.")
+            raise EngineGone("the last server that served died", hint="It restarts automatically; ask again.")
         return [held for held in known if all(s.get(str(held.server_name)) == str(held.directory) for s in said)]
 
     async def clear_up(self) -> None:

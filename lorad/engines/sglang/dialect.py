@@ -258,7 +258,7 @@ def _finish(reason: replies.FinishReason | None, sampling: Sampling) -> Finish |
     if isinstance(reason.matched, int):
         return "stop" if reason.matched in sampling.stop_token_ids else None
     if reason.matched not in sampling.stop:
-        raise LoradError(f"the server ended a sample by itself: {reason.matched}")
+        raise LoradError(f"the server ended a sample on its own: {reason.matched}")
     return "stop"
 
 

@@ -26,7 +26,7 @@ CONNECT_SECONDS = 5.0
 UP_SECONDS = 15.0  # for the gateway of an owner to be up
 ANSWER_SECONDS = 3600.0  # between two bytes of one: it keeps the deadlines of pools itself
 POLL_SECONDS = 0.05
-AGAIN = "Ask again; the daemon starts it anew."
+AGAIN = "Ask again; the daemon restarts it."
 
 
 class OnlyOf(aiohttp.UnixConnector):
@@ -56,8 +56,10 @@ class Owners:
 
     @asynccontextmanager
     async def asked(self, way: Way, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer as it comes; left early, the connection is closed, and the pool told. Raises PoolLost (it is not
-        up, or went away), and what the daemon raises."""
+        """Yield the answer as it comes; leaving early closes the connection and ends the request in the pool.
+
+        Raises PoolLost if the gateway is not up or went away, and what the daemon raises.
+        """
         try:
             response = await self._post(way, path, body)
         except aiohttp.ClientConnectorError as error:
@@ -100,7 +102,7 @@ class Owners:
         return session
 
     async def _up(self, way: Way) -> None:
-        """Until it answers. Raises PoolLost when that takes too long."""
+        """Wait until the gateway answers. Raises PoolLost if that takes too long."""
         waking = self._waking.get(way.owner_uid)
         if waking is None:
             waking = self._waking[way.owner_uid] = asyncio.create_task(self._wake(way))

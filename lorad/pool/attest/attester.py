@@ -34,7 +34,7 @@ from lorad.trainers.base import Policy, Trainer
 
 log = logging.getLogger(__name__)
 
-UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine tells what it did."
+UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine shows what it did."
 
 
 class Sets(NamedTuple):
@@ -205,5 +205,5 @@ def _must_pass(name: str, verdict: Attestation) -> None:
     if verdict.verdict == "failed":
         raise AttestationFailed(
             f"after its return the engine does not serve {name} as it did when that was attested: {verdict.detail}",
-            hint="Nothing was sampled from it since; the log of the engine tells what it did. Then resume the run.",
+            hint="Nothing was sampled from it since; the log of the engine shows what it did. Then resume the run.",
         )

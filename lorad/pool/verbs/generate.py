@@ -53,7 +53,7 @@ async def _stream(pool: Pool, run: str, request: str, name: str, args: Generate,
             if chunk.version != name:
                 raise AttestationFailed(
                     f"the engine answered with tokens of {chunk.version} when it was asked for {name}",
-                    hint="Nothing of this call may be used; the log of the pool tells what the engine did.",
+                    hint="Nothing of this call may be used; the log of the pool shows what the engine did.",
                 )
             samples, tokens = samples + (chunk.finish is not None), tokens + chunk.tokens.size
             kept.append(chunk)

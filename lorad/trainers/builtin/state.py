@@ -60,7 +60,7 @@ def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
     """
     device, seed = slot.dropout.device, slot.spec.seed
     if "dropout" not in saved.rng:
-        log.info("%s was written by another trainer: dropout goes on with masks of its own", directory)
+        log.info("%s was written by another trainer: dropout continues with masks of its own", directory)
         return dropout_generator(device, checkpoint.later_seed(seed, saved.step)).get_state()
     generator = dropout_generator(device, seed)
     try:
@@ -69,7 +69,7 @@ def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
         if not slot.spec.adapter.dropout:
             return dropout_generator(device, seed).get_state()
         raise IntegrityError(
-            f"{directory / RNG}: dropout can not go on with it: no state of a generator on {device.type} ({error})",
+            f"{directory / RNG}: dropout cannot continue with it: no state of a generator on {device.type} ({error})",
             hint="resume on the kind of device that the checkpoint was made on, or from another checkpoint",
         ) from error
     return generator.get_state()

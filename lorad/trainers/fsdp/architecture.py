@@ -31,7 +31,9 @@ def read_config(directory: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
-        hint = "give the directory of a model that transformers knows by itself; code of models is never run"
+        hint = (
+            "give the directory of a model that transformers supports without custom code; code of models is never run"
+        )
         raise SpecError(f"{directory}: {_line(error)}", key="model.path", hint=hint) from error
     if getattr(config, "quantization_config", None):
         hint = "give the model in bfloat16 or float32"

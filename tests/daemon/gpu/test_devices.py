@@ -69,7 +69,7 @@ def test_slots_share_cores_and_memory_and_their_pools_are_told_apart() -> None:
 async def test_two_bases_work_side_by_side_on_two_slots(home: Path) -> None:
     behave(home, driver={"seconds": 0.2})
     async with reconciling(home) as ctx:
-        ctx.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
+        ctx.gpus.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
         for name in ("one", "two"):
             submit(ctx, name, model=f"/models/{name}")
         await until(lambda: all(runs.get(ctx.store, name).state == "running" for name in ("one", "two")))
@@ -86,7 +86,7 @@ def test_a_pool_from_before_the_cpu_had_slots_is_in_the_way_of_all(home: Path) -
     ctx = open_context(home)
     submit(ctx, "old")
     place_runs(ctx)
-    ctx.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
+    ctx.gpus.devices[:] = [Device(f"cpu:{n}", "a CPU", 1 << 30) for n in range(2)]
     submit(ctx, "new", model="/models/other")
     place_runs(ctx)
     assert "pool tiny-1 is busy with run old" in runs.get(ctx.store, "new").waiting
@@ -168,7 +168,7 @@ async def test_who_serves_a_base_looks_who_is_on_the_gpu_as_well(
             assert pool.setup.names == ("cuda:0",)
         stop_pool(ctx, pool)
         await until(lambda: not pool.process.is_up)
-        nvml.gpus["GPU-0"], ctx.sights.seen = Gpu(computing=me()), {}
+        nvml.gpus["GPU-0"], ctx.gpus.sights.seen = Gpu(computing=me()), {}
         with pytest.raises(Conflict, match="cuda:0 is in use by py"):
             await admitted(ctx, run)
 
@@ -198,7 +198,7 @@ def test_a_note_is_believed_while_the_lock_is_held(locks: Path, home: Path) -> N
     with taken(GPU):
         assert (found := holder_of(GPU)) is not None and (found.pool, found.why) == ("qwen-1", "run arith")
         user = f"(me, uid {os.getuid()}, run arith)"
-        assert held_in_words(ctx, GPU) == f"cuda:0 held by pool qwen-1 {user}, back by itself when idle 10m"
+        assert held_in_words(ctx, GPU) == f"cuda:0 held by pool qwen-1 {user}, free after 10m idle"
 
 
 def test_a_holder_without_a_note_is_told_by_its_process(locks: Path, home: Path) -> None:

@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def give(ctx: Context, machine: Machine) -> None:
-    ctx.machine = lambda: machine
+    ctx.gpus.machine = lambda: machine
 
 
 async def pause(ctx: Context, name: str) -> None:
@@ -69,7 +69,7 @@ async def all_pools_gone(ctx: Context) -> None:
 
 def resume(ctx: Context, name: str) -> None:
     ctx.move(name, Move.RESUME)
-    ctx.waker.poke()
+    ctx.loop.poke()
 
 
 def warnings(ctx: Context, name: str) -> list[str]:

@@ -116,12 +116,12 @@ async def test_the_next_look_waits_for_the_one_before(home: Path, monkeypatch: p
     ctx = open_context(home)
     for _ in range(3):
         trim_logs.rotate(ctx)
-    assert len(ctx.tasks) == 1
+    assert len(ctx.loop.tasks) == 1
     gate.set()
-    await asyncio.gather(*ctx.tasks)
+    await asyncio.gather(*ctx.loop.tasks)
     trim_logs.rotate(ctx)
-    assert len(cutting) == 1 and len(ctx.tasks) == 1
-    await asyncio.gather(*ctx.tasks)
+    assert len(cutting) == 1 and len(ctx.loop.tasks) == 1
+    await asyncio.gather(*ctx.loop.tasks)
 
 
 async def test_the_daemon_cuts_the_log_of_a_run_that_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,11 +95,11 @@ async def test_a_user_whose_runs_fill_the_disk_waits_until_they_freed_some(home:
         submit(ctx, "a")
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
         (ctx.home.run("a").root / "big").write_bytes(b"x" * (2 << 20))
-        ctx.disks.used, ctx.disks.at = {}, float("-inf")
+        ctx.storage.by_owner.used, ctx.storage.by_owner.at = {}, float("-inf")
         submit(ctx, "b")
         await until(lambda: "of 1.0 MiB on disk; `lorad gc` and `lorad rm` free some" in told(ctx, "b"))
         (ctx.home.run("a").root / "big").unlink()
-        ctx.disks.at = float("-inf")
+        ctx.storage.by_owner.at = float("-inf")
         assert (await until_state(ctx, "b", "ended")).reason == "completed"
 
 
@@ -145,7 +145,7 @@ def test_a_user_of_a_shared_daemon_asks_for_no_more_priority_than_is_theirs(home
     ctx = open_context(home, queue=Queue(users={"bob": Limit(priority=5)}), sharing=Sharing(admins=["ada"]))
     wanted = convert({"resources": {"priority": 5}})
     refuse_priority(ctx, Caller(4001, "ann"), wanted)  # who has the daemon alone
-    ctx.system = True
+    ctx.users.shared = True
     for uid, name in ((4002, "bob"), (4003, "ada"), (0, "root")):
         refuse_priority(ctx, Caller(uid, name), wanted)
     refuse_priority(ctx, Caller(4001, "ann"), convert({"resources": {"priority": -5}}))

@@ -230,7 +230,7 @@ def setups(ctx: Context, **ranks: int) -> list[tuple[str, int]]:
 
 def test_a_long_queue_for_servers_is_looked_through_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, asked, machine = open_context(home), Counter[str](), read_machine()
-    ctx.machine = lambda: machine
+    ctx.gpus.machine = lambda: machine
 
     def counted(ctx: Context, run: RunRow, devices: Devices) -> tuple[PoolSetup, Why]:
         asked[run.name] += 1

@@ -33,7 +33,7 @@ async def test_a_run_has_all_gpus_that_its_ranks_need(
         (pool,) = ctx.pools.values()
         assert pool.setup.names == ("cuda:0", "cuda:1")
         assert [row.device for row in rows.leases(ctx.store)] == ["cuda:0", "cuda:1"]
-        assert [is_taken(device) for device in ctx.devices] == [True, True, False]
+        assert [is_taken(device) for device in ctx.gpus.devices] == [True, True, False]
         assert [found.pool for found in await list_devices(ctx, None)] == [pool.id, pool.id, None]  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
 def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
     ctx = open_context(home)
     machine = read_machine()
-    ctx.machine = lambda: machine
+    ctx.gpus.machine = lambda: machine
     submit(ctx, "a", "/models/tiny", deterministic=False)
     (devices,) = asked_of(ctx, runs.get(ctx.store, "a"))
 
@@ -97,5 +97,5 @@ def test_what_a_run_waits_for_follows_what_it_is_made_of(home: Path) -> None:
     with ctx.store.write() as connection:
         connection.execute("UPDATE runs SET owner_uid = 7, spec = json_set(spec, '$.pool.threads', 2)")
     assert (asked().owner, asked().threads) == (7, 2)
-    ctx.devices = [Device("cpu:0", "half a CPU", 1 << 30), Device("cpu:1", "half a CPU", 1 << 30)]
+    ctx.gpus.devices = [Device("cpu:0", "half a CPU", 1 << 30), Device("cpu:1", "half a CPU", 1 << 30)]
     assert devices not in asked_of(ctx, runs.get(ctx.store, "a"))

@@ -55,7 +55,7 @@ async def test_a_run_of_another_base_with_more_priority_goes_first_and_the_other
         submit(ctx, "low")
         await until(lambda: runs.get(ctx.store, "low").step >= 1)
         submit(ctx, "high", model="/models/other", **HIGH)
-        await until(lambda: told(ctx, "low") == "makes room for high")
+        await until(lambda: told(ctx, "low") == "being preempted by high")
         await until(lambda: told(ctx, "low").startswith("preempted by high; pool other-1 is busy with run high"))
         high, low = await until_state(ctx, "high", "ended"), await until_state(ctx, "low", "ended")
         assert (high.reason, low.reason, low.preempted) == ("completed", "completed", None)
@@ -148,7 +148,7 @@ def test_nobody_is_stopped_beside_whom_somebody_else_computes(
     submit(ctx, "wide", trainer={"backend": "fsdp", "steps": 6, "dp": 2}, **HIGH)
     place_runs(ctx)
     assert states(ctx, "low") == ["starting"]
-    nvml.gpus["GPU-1"], ctx.sights.seen = Gpu(), {}
+    nvml.gpus["GPU-1"], ctx.gpus.sights.seen = Gpu(), {}
     place_runs(ctx)
     assert states(ctx, "low") == ["stopping"]
 
@@ -236,7 +236,7 @@ def test_a_run_that_made_room_ends_as_if_nobody_had_come() -> None:
         driver = made.pid("low", "driver")
         os.kill(driver, signal.SIGSTOP)  # so that it is not through before the other has come
         made.lorad("run", spec, *alone, "--name", "high", "--detach")
-        made.until(lambda: made.client.show("low").waiting == "makes room for high", "low makes room")
+        made.until(lambda: made.client.show("low").waiting == "being preempted by high", "low makes room")
         os.kill(driver, signal.SIGCONT)
         made.until(lambda: made.client.show("low").state == "ended", "low is over")
         low = made.client.show("low")

@@ -13,12 +13,13 @@ from lorad.daemon.api.verbs.devices import handle as list_devices
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.lock_notes import note_path
+from lorad.daemon.guarded import guarded
 from lorad.daemon.pools import life
 from lorad.daemon.queue import obstacles
 from lorad.daemon.queue.device_holders import keep_leases
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.troubles import Item, guarded
+from lorad.daemon.troubles import Item
 from lorad.store import runs
 from tests.kit.daemon_world import behave, open_context, reconciling, submit, until, until_state
 from tests.kit.fakes.gpu_kit import gpus, leave, note, taken
@@ -52,7 +53,7 @@ async def test_a_gpu_of_another_daemon_is_left_alone_and_told_and_given_back_whe
         submit(second, "b")
         whose = f"cuda:0 held by pool tiny-1 (root, uid {os.getuid()}, run arith)" if os.getuid() == 0 else "run arith)"
         await until(lambda: whose in told(second, "b"))
-        assert told(second, "b").endswith(", back by itself when idle 10m")
+        assert told(second, "b").endswith(", free after 10m idle")
         (found,) = await list_devices(second, None)  # type: ignore[arg-type]
         assert found.lease is not None
         assert (found.pool, found.lease.pool, found.lease.why) == (None, "tiny-1", "run arith")
@@ -72,13 +73,13 @@ async def test_an_idle_pool_stays_warm_while_nobody_else_waits_and_says_that_it_
         path = note_path(home, "GPU-0", "holder")
         note = await until(lambda: path.exists() and (n := json.loads(path.read_bytes()))["why"] == "idle" and n)
         assert note["idle_since"] >= note["since"] and note["pid"] == ctx.pools["tiny-1"].process.pid
-        ctx.waker.poke()
+        ctx.loop.poke()
         await until(lambda: ctx.pools["tiny-1"].idle_seconds > 0.5)
         assert ctx.pools["tiny-1"].process.is_up
         ctx.config = type(ctx.config)(idle_timeout=0.1)
-        ctx.waker.poke()
+        ctx.loop.poke()
         await until(lambda: not ctx.pools["tiny-1"].process.is_up)
-        ctx.waker.poke()
+        ctx.loop.poke()
         await until(lambda: not path.exists())
 
 
@@ -88,7 +89,7 @@ async def test_a_run_whose_gpu_went_to_another_daemon_at_the_last_moment_waits_a
     monkeypatch.setattr(life, "LOCK_SECONDS", 0)
     async with reconciling(home) as ctx:
         gpus(ctx, 1, monkeypatch, tmp_path)
-        with taken(ctx.devices[0]):
+        with taken(ctx.gpus.devices[0]):
             with monkeypatch.context() as blind:
                 blind.setattr(obstacles, "is_taken", lambda device: False)
                 submit(ctx, "a", resources={"restart": "never"})
@@ -107,9 +108,9 @@ def test_of_several_gpus_those_are_wanted_whose_holders_are_idle(
     for number, idle in enumerate((None, 5.0, None)):
         leave(note_path(home, f"GPU-{number}", "holder"), note(why="idle" if idle else "run x", idle_since=idle))
     submit(second, "b")
-    with taken(second.devices[0]), taken(second.devices[1]), taken(second.devices[2]):
+    with taken(second.gpus.devices[0]), taken(second.gpus.devices[1]), taken(second.gpus.devices[2]):
         place_runs(second)
-        assert list(second.notes.wanted) == ["GPU-1"]
+        assert list(second.gpus.notes.wanted) == ["GPU-1"]
         assert told(second, "b").startswith("0 of 3 devices free; cuda:0 held by pool qwen-1 (me, uid ")
         assert told(second, "b").count("held by") == 3
     place_runs(second)
@@ -121,10 +122,10 @@ def test_a_note_that_cannot_be_written_keeps_nothing_from_its_place(
 ) -> None:
     ctx = open_context(home)
     gpus(ctx, 1, monkeypatch, tmp_path)
-    ctx.notes.wanted["GPU-0"] = "run a"
+    ctx.gpus.notes.wanted["GPU-0"] = "run a"
     monkeypatch.setattr(devices, "LOCKS", tmp_path / "no" / "such")
     guarded(ctx, Item(), keep_leases)
-    assert "No such file or directory" in ctx.troubles.lines()[0]
+    assert "No such file or directory" in ctx.loop.troubles.lines()[0]
 
 
 def test_a_broken_off_daemons_notes_are_cleared_by_its_next_life(

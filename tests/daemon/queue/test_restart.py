@@ -16,7 +16,9 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context, attempt_dir
 from lorad.daemon.queue.futile import futile_attempts
 from lorad.daemon.queue.restart import delay, wait_for_restart
-from lorad.daemon.runs.settle import pool_of_lost
+from lorad.daemon.queue.tenants import life_of
+from lorad.daemon.runs.settle import by_its_word
+from lorad.protocol.journal import EndFact
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.metrics import steps
@@ -56,7 +58,7 @@ async def test_a_run_that_the_machine_went_down_under_says_so_and_can_be_resumed
         row = await until_state(ctx, "a", "ended")
         assert row.reason == "lost" and row.detail.startswith("the machine was restarted, at 20")
         ctx.move("a", Move.RESUME)
-        ctx.waker.poke()
+        ctx.loop.poke()
         row = await until_state(ctx, "a", "ended")
         assert (row.reason, [step.step for step in steps(ctx.store, "a")]) == ("completed", [1, 2, 3, 4, 5, 6])
 
@@ -103,11 +105,11 @@ async def test_a_restart_is_waited_for_by_the_next_daemon_as_well(home: Path, mo
         await until(lambda: runs.get(ctx.store, "a").waiting == "restarts 60 s after attempt 1 was lost")
     ctx = open_context(home)
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "restarts 60 s after attempt 1 was lost"
-    assert 50 < ctx.not_before["a"] - time.monotonic() <= 60
+    assert 50 < ctx.queue.not_before["a"] - time.monotonic() <= 60
     with ctx.store.write() as connection:
         connection.execute("UPDATE runs SET restart_at = restart_at - 61, waiting = 'in other words'")
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == "in other words"
-    ctx.not_before.clear()
+    ctx.queue.not_before.clear()
     assert wait_for_restart(ctx, runs.get(ctx.store, "a")) == ""
     assert runs.get(ctx.store, "a").restart_at is None
     closed(ctx)
@@ -122,7 +124,7 @@ async def test_who_resumes_by_hand_does_not_wait(home: Path, monkeypatch: pytest
         behave(home)
         ctx.move("a", Move.END, reason=EndReason.STOPPED, by="me")
         ctx.move("a", Move.RESUME, by="me")
-        ctx.waker.poke()
+        ctx.loop.poke()
         assert (await until_state(ctx, "a", "ended")).reason == "completed"
 
 
@@ -132,10 +134,10 @@ async def test_restarts_are_counted_until_somebody_resumes(home: Path) -> None:
         submit(ctx, "a", resources=AGAIN | {"max_restarts": 1})
         row = await settled(ctx)
         assert (row.reason, row.attempt) == ("lost", 2)
-        assert row.detail.endswith("no restart any more after 1 (resources.max_restarts); `lorad resume a` goes on")
+        assert row.detail.endswith("no more restarts after 1 (resources.max_restarts); `lorad resume a` continues")
         ctx.move("a", Move.RESUME, by="me")
         assert runs.restarts(ctx.store, "a") == 0
-        ctx.waker.poke()
+        ctx.loop.poke()
         assert (await settled(ctx)).attempt == 4
 
 
@@ -179,12 +181,13 @@ async def test_who_lost_its_pool_says_how_that_went_be_it_still_going(home: Path
         submit(ctx, "a", trainer={"steps": 1000})
         await until_state(ctx, "a", "running")
         row, pool = runs.get(ctx.store, "a"), ctx.pools["tiny-1"].attempt()
-        assert pool_of_lost(ctx, row) == ""
+        lost = EndFact("lost", "it is gone")
+        assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone"
         pool.killed.write_text(json.dumps({"why": "pool tiny-1 was hung; killed"}))
-        assert pool_of_lost(ctx, row) == "pool tiny-1 was hung; killed"
+        assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone; pool tiny-1 was hung; killed"
         ctx.processes.kill_group(pool)
         await until(lambda: ctx.processes.inspect(pool).is_over)
-        assert pool_of_lost(ctx, row) == "pool tiny-1 was hung; killed"
+        assert by_its_word(row, lost, life_of(ctx, row))[1] == "it is gone; pool tiny-1 was hung; killed"
 
 
 async def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_that(home: Path) -> None:

@@ -135,7 +135,7 @@ async def test_a_journal_of_an_earlier_version_tells_as_much_as_it_knows(home: P
     (home / "journal.jsonl").write_bytes(b"".join(line for line in lines if b'"number":' not in line))
     cut_off(home)
     done = repair(Home(home))
-    assert "does not tell everything" in done.told[0] and len(done.told) == 1
+    assert "is incomplete" in done.told[0] and len(done.told) == 1
     after = tables(home)
     for table in ("steps", "evals", "versions"):
         assert after[table] == before[table], table
@@ -249,7 +249,7 @@ def test_doctor_repairs_a_damaged_database_under_a_run_that_works(home: Path) ->
         assert "is damaged" in refused and "`lorad doctor --repair`" in refused
         told = {check["name"]: check for check in json.loads(made.lorad("doctor", "--json", expect=1).stdout)}
         assert not told["database"]["ok"] and "--repair" in told["database"]["hint"]
-        assert "is built anew: 1 runs" in made.lorad("doctor", "--repair").stdout
+        assert "is rebuilt: 1 runs" in made.lorad("doctor", "--repair").stdout
         assert damaged(made.home.root)
         made.lorad("daemon", "start")
         assert made.over("r").reason == "completed"

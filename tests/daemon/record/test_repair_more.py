@@ -124,7 +124,7 @@ def test_runs_that_the_database_does_not_know_are_taken_over_from_their_director
     close(ctx)
     shutil.copytree(home / "runs/a", home / "runs/c")
     assert "lorad doctor --repair" in of_home(Home(home), home / "runs").unknown[0].advice
-    assert repair(Home(home)).told == ["run c is as its directory tells"]
+    assert repair(Home(home)).told == ["run c is as its directory describes it"]
     assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6), ("c", "paused", 6)]
     close(open_context(home))
     assert repair(Home(home)).told == []  # the journal knows it now
@@ -272,12 +272,12 @@ async def test_a_version_that_is_exported_is_in_hand(
         copy, seen = export.copy, list[int]()
 
         def looked(*arguments: Any) -> None:
-            seen.append(api.ctx.in_hand["a@1001"])
+            seen.append(api.ctx.serving.in_hand["a@1001"])
             copy(*arguments)
 
         monkeypatch.setattr(export, "copy", looked)
         await api("export", "a@1001", str(tmp_path / "out"))
-        assert seen == [1] and not api.ctx.in_hand
+        assert seen == [1] and not api.ctx.serving.in_hand
 
 
 async def test_samples_that_went_for_the_disk_budget_are_no_exception_of_the_audit(home: Path) -> None:

@@ -88,7 +88,10 @@ async def test_only_who_is_silent_while_the_daemon_looks_is_put_down(
     health.heal(ctx)
 
     def later(slept: float, silent: float) -> bool:
-        ctx.looked_at, ctx.pulses[attempt].beat_at = time.monotonic() - slept, time.monotonic() - silent
+        ctx.processes.looked_at, ctx.processes.pulses[attempt].beat_at = (
+            time.monotonic() - slept,
+            time.monotonic() - silent,
+        )
         health.heal(ctx)
         return bool(put)
 
@@ -126,7 +129,7 @@ def test_a_heartbeat_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> Non
 
 async def beats(ctx: Context, name: str) -> None:
     await until_state(ctx, name, "running")
-    await until(lambda: attempt_dir(runs.get(ctx.store, name)) in ctx.pulses)
+    await until(lambda: attempt_dir(runs.get(ctx.store, name)) in ctx.processes.pulses)
 
 
 async def test_a_stopped_driver_is_killed_as_hung_and_the_run_says_so(home: Path) -> None:
@@ -158,7 +161,7 @@ async def test_a_stopped_pool_is_replaced_and_takes_its_tenants_with_it(home: Pa
         for name in ("a", "b"):
             submit(ctx, name, trainer={"steps": 30}, resources={"restart": "on-failure"})
         await until(lambda: min(runs.get(ctx.store, name).step for name in ("a", "b")) >= 2)
-        await until(lambda: ctx.pools["tiny-1"].attempt() in ctx.pulses)
+        await until(lambda: ctx.pools["tiny-1"].attempt() in ctx.processes.pulses)
         os.kill(ctx.pools["tiny-1"].process.pid or 0, signal.SIGSTOP)
         for name in ("a", "b"):
             row = await until_state(ctx, name, "ended")
@@ -210,7 +213,7 @@ async def test_why_it_was_killed_is_known_to_the_next_daemon(home: Path) -> None
     os.kill(pid_of(ctx, "a"), signal.SIGSTOP)
     told = read_beat(attempt.heartbeat)
     assert told is not None
-    ctx.pulses[attempt] = Pulse(told, time.monotonic() - 500, time.monotonic())
+    ctx.processes.pulses[attempt] = Pulse(told, time.monotonic() - 500, time.monotonic())
     ctx.config = type(ctx.config)(supervision=Supervision(hang=100.0))
     await put_down(ctx, attempt, "the driver")  # and this daemon dies before it hears of the end
     ctx.store.close()
@@ -225,7 +228,7 @@ async def test_who_comes_back_before_the_kill_is_spared(home: Path) -> None:
         submit(ctx, "a", trainer=LONG)
         await beats(ctx, "a")
         attempt = attempt_dir(runs.get(ctx.store, "a"))
-        ctx.pulses[attempt].beat_at -= 1000.0
+        ctx.processes.pulses[attempt].beat_at -= 1000.0
         before = read_beat(attempt.heartbeat)
         await until(lambda: read_beat(attempt.heartbeat) != before)
         await put_down(ctx, attempt, "the driver")

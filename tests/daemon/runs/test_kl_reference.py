@@ -104,7 +104,7 @@ async def test_what_is_no_reference_is_refused_and_nothing_is_made(home: Path, o
 async def test_a_version_that_one_may_not_see_is_no_reference(home: Path) -> None:
     ctx = open_context(home, sharing=Sharing(read="owner"))
     finished(ctx, "a")
-    ctx.system = True
+    ctx.users.shared = True
     spec = convert({"name": "b", "algorithm": {"kl": {"coef": 0.1, "reference": "a@1006"}}})
     with pytest.raises(NotAllowed, match="run a belongs to"):
         await staged(ctx, Caller(4002, "eve"), spec, "/")

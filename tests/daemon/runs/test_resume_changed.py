@@ -262,7 +262,7 @@ def test_a_base_is_compared_by_what_both_attempts_tell(
     attempts: list[dict[str, Any]], now: PoolInfo, warnings: int
 ) -> None:
     told = compared(attempts, now, dp=2 if now.trainer == "fsdp" else 1)
-    assert len(told) == warnings and all("nothing tells" in message for message in told)
+    assert len(told) == warnings and all("nothing shows" in message for message in told)
 
 
 @pytest.mark.parametrize(

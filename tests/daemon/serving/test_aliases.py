@@ -182,8 +182,8 @@ async def test_a_pool_that_refuses_what_is_pinned_is_told_once(home: Path) -> No
         await api("pin", "a@1003")
         await until(lambda: kept(api) == ["a@1003"])
         for _ in range(3):
-            api.ctx.served += 1
-            api.ctx.waker.poke()
+            api.ctx.serving.served += 1
+            api.ctx.loop.poke()
             await asyncio.sleep(0.05)
         (warning,) = (await api("show", "a")).warnings
         assert "a@1002 is pinned, but pool tiny-1 does not keep it loaded: a@1002 is not what" in warning
@@ -256,7 +256,7 @@ async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) ->
         finished(ctx)
         with ctx.store.write() as connection:
             connection.execute("UPDATE runs SET owner = 'ann', owner_uid = 4001")
-        ctx.system = True
+        ctx.users.shared = True
         version = get_version(ctx.store, "a", 1001)
         for number in range(FOREIGN_ALIASES):
             refuse_many(ctx, eve, f"e{number}", runs.get(ctx.store, "a"))
@@ -266,4 +266,4 @@ async def test_the_owner_of_a_run_sees_and_ends_aliases_of_others(home: Path) ->
             refuse_many(ctx, eve, "one-more", runs.get(ctx.store, "a"))
         with pytest.raises(Conflict, match="aliases e0 of eve, e1 of eve"):
             runs.remove(ctx.store, "a")
-        ctx.system = False
+        ctx.users.shared = False

@@ -70,7 +70,7 @@ async def test_a_gateway_that_dies_is_started_again(home: Path, wanted: None) ->
 async def test_a_gateway_that_is_stopped_is_replaced(home: Path, wanted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
     async with serving(home, supervision=Supervision(hang=2.0)) as api:
-        await until(lambda: gateway_socket(api.ctx) and api.ctx.pulses)
+        await until(lambda: gateway_socket(api.ctx) and api.ctx.processes.pulses)
         pid = pid_of_gateway(home) or 0
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: not is_alive(pid) and pid_of_gateway(home) not in (None, pid) and gateway_socket(api.ctx))

@@ -253,7 +253,7 @@ async def test_what_keeps_a_base_from_being_served_is_told(home: Path, tmp_path:
         submit(api.ctx, "other", model="/models/other")
         await until_state(api.ctx, "other", "running")
         runs.set_fields(api.ctx.store, "bot", serving=1)
-        api.ctx.waker.poke()
+        api.ctx.loop.poke()
         await until(lambda: "busy with run other" in runs.get(api.ctx.store, "bot").waiting)
         assert "busy with run other" in (await api("show", "bot")).waiting
         behave(home)

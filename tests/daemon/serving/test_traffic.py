@@ -277,7 +277,7 @@ async def test_of_a_shared_daemon_only_the_owner_of_a_version_tells_of_it(
 
     monkeypatch.setattr(traffic, "told_by", claims)
     async with serving(home) as api:
-        monkeypatch.setattr(api.ctx, "system", True)
+        monkeypatch.setattr(api.ctx.users, "shared", True)
         monkeypatch.setattr(runs, "owners_of_aliased", lambda store: {"a": 4001, "b": 4002})
         rows = [
             AliasRow(alias=alias, run=run, version=1, updated_at=0.0, owner_uid=0, sha256="", attested="", by=None)

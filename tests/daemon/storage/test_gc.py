@@ -79,7 +79,7 @@ async def test_a_version_that_is_loaded_or_in_hand_stays(home: Path) -> None:
         finished(api.ctx)
         keep_one(api)
         await api("serving", "a@1001")
-        api.ctx.in_hand["a@1003"] += 1
+        api.ctx.serving.in_hand["a@1003"] += 1
         await api("gc")
         assert versions(home) == ["001001", "001003", "001006"]
 
@@ -185,14 +185,14 @@ async def test_beyond_the_budget_the_oldest_of_what_ended_runs_can_spare_goes(ho
             finished(api.ctx, name)
         await api("pin", "a@1001")
         await api("swap", "bot", "a@1002")
-        api.ctx.disk.used = None
+        api.ctx.storage.disk.used = None
         await budget.look(api.ctx, 1)
         assert versions(home) == ["001001", "001002", "001004", "001006"]  # pinned, aliased, of checkpoints
         assert [path.name for path in (home / "runs/a/samples").iterdir()] == ["000006.jsonl"]
         assert [checkpoint.step for checkpoint in await api("checkpoints", "a")] == [2, 4, 6]
         told = (await api("show", "a")).warnings[-1]
         assert "5 files of samples and" in told and "versions of a were deleted" in told
-        assert "nothing more can go" in api.ctx.disk.told
+        assert "nothing more can go" in api.ctx.storage.disk.told
         found = {check.check: check.problems for check in (await api("verify", "a")).checks}
         assert found["samples"] == found["versions"] == []
 
@@ -242,7 +242,7 @@ async def test_within_the_budget_nothing_goes_and_no_more_goes_than_must(
             path.write_text("some")
         before = sorted((home / "runs").rglob("*"))
         await budget.look(api.ctx, 1 << 40)
-        assert sorted((home / "runs").rglob("*")) == before and api.ctx.disk.told == ""
+        assert sorted((home / "runs").rglob("*")) == before and api.ctx.storage.disk.told == ""
         await budget.look(api.ctx, 999)
         assert [path.name for path in set(before) - set((home / "runs").rglob("*"))] == ["000001.jsonl"]
         assert not (home / "runs/a/samples/000001.jsonl").exists()  # of the run that ended first

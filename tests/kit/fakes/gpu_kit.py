@@ -24,7 +24,7 @@ from lorad.daemon.gpu.lock_notes import Holder, write_note
 
 def gpus(ctx: Context, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "LOCKS", tmp_path / "locks")
-    ctx.devices[:] = [Device(f"cuda:{n}", "a GPU", 80 << 30, f"GPU-{n}") for n in range(count)]
+    ctx.gpus.devices[:] = [Device(f"cuda:{n}", "a GPU", 80 << 30, f"GPU-{n}") for n in range(count)]
 
 
 @dataclass

@@ -33,6 +33,7 @@ from lorad.daemon import daemon
 from lorad.daemon.api import server
 from lorad.daemon.api.verbs import events
 from lorad.daemon.context import Context
+from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
 from lorad.store.db import Store
@@ -74,12 +75,14 @@ def open_context(home: Home, share: float) -> Context:
     """Open the context of the thread that answers."""
     daemon.prepare(home)
     seed(home, share)
-    ctx = Context(home, Config(), Store(home.database), DaemonJournal(home.journal), list(DEVICES), processes=Asleep())
-    ctx.pools = {pool.id: pool for pool in pools(home)}
+    ctx = Context(
+        home, Config(), Store(home.database), DaemonJournal(home.journal), GpuState(list(DEVICES)), processes=Asleep()
+    )
+    ctx.pools.update({pool.id: pool for pool in pools(home)})
     gateway(home)
-    ctx.sights.seen = dict(SIGHTS)
-    ctx.notes.looked_at = float("inf")
-    ctx.started_at = NOW - 26 * 3600
+    ctx.gpus.sights.seen = dict(SIGHTS)
+    ctx.gpus.notes.looked_at = float("inf")
+    ctx.loop.started_at = NOW - 26 * 3600
     return ctx
 
 

@@ -11,7 +11,8 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.lock_notes import Holder
-from lorad.daemon.gpu.occupancy import Sight, fresh
+from lorad.daemon.gpu.occupancy import Sight
+from lorad.daemon.pools.watch_gpus import fresh
 from lorad.daemon.queue.device_holders import lease_of
 
 CPU_SECONDS = 0.05  # over which the use of the CPU is measured
@@ -19,8 +20,8 @@ CPU_SECONDS = 0.05  # over which the use of the CPU is measured
 
 async def handle(ctx: Context, call: Call) -> list[Device]:
     await fresh(ctx)
-    cpu = await asyncio.to_thread(look_at_cpu) if ctx.devices[0].is_cpu else None
-    return [device_view(ctx, device, cpu or ctx.sights.seen.get(device.uuid)) for device in ctx.devices]
+    cpu = await asyncio.to_thread(look_at_cpu) if ctx.gpus.devices[0].is_cpu else None
+    return [device_view(ctx, device, cpu or ctx.gpus.sights.seen.get(device.uuid)) for device in ctx.gpus.devices]
 
 
 def look_at_cpu() -> Sight:

@@ -36,7 +36,7 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
     cursor = events.last_id(ctx.store) if after < 0 else after
     await response.prepare(call.request)
     try:
-        while not ctx.closing:
+        while not ctx.loop.closing:
             cursor = await send(ctx, call.caller, response, cursor, run)
     except (ConnectionError, OSError):
         pass  # the reader went, or was dropped: it did not read
@@ -45,13 +45,13 @@ async def handle(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
 
 async def send(ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None) -> int:
     """Send some new events, or one `idle` line after a while, and return the new cursor. Waits for a slow reader."""
-    until, rung = time.monotonic() + IDLE_SECONDS, ctx.waker.bell()
+    until, rung = time.monotonic() + IDLE_SECONDS, ctx.loop.bell()
     while not (found := ctx.tail.after(cursor, run)):
         cursor = ctx.tail.newest
-        if ctx.closing or not await ctx.waker.rung(rung, until - time.monotonic()):
+        if ctx.loop.closing or not await ctx.loop.rung(rung, until - time.monotonic()):
             await response.write(idle(cursor))
             return cursor
-        rung = ctx.waker.bell()  # the bell may have rung for other runs
+        rung = ctx.loop.bell()  # the bell may have rung for other runs
     shown = seen_by_run(ctx, caller, found)
     if shown:
         await response.write(b"".join(line.text for line in shown))

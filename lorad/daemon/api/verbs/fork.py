@@ -84,7 +84,7 @@ async def handle(ctx: Context, call: Call) -> Forked:
     finally:
         discard(staged)
         reference.clear(kl)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return extended(Forked, run_view(row), warnings=request.facts.warnings)
 
 
@@ -99,8 +99,8 @@ def begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> Sta
         known = ", ".join(f"{row.run}@{row.version}" for row in present)
         there = f"These have one: {known}. " if known else f"No version of {parent.name} has one. "
         raise NotFound(
-            f"no checkpoint holds {origin}, so its optimizer's state is not there any more",
-            hint=f"{there}With --fresh the weights alone are taken, and Adam begins anew.",
+            f"no checkpoint holds {origin}, so its optimizer's state is gone",
+            hint=f"{there}With --fresh only the weights are taken, and Adam starts from zero.",
         )
     trained = spec_at(run_dir(parent).attempt(found[-1].attempt))
     return Start(origin, Path(found[-1].path), found[-1].step, trained)
@@ -125,7 +125,7 @@ def refuse_shape(text: str) -> None:
     section = key.partition(".")[0]
     if (section == "lora" and key not in FREE) or key in ("model", "model.path"):
         raise SpecError(
-            f"override {text}: {key} is part of what the adapter is, and a fork goes on with the one there is",
+            f"override {text}: {key} is part of what the adapter is, and a fork continues with the existing one",
             hint="Leave it out, or start a new run with it.",
         )
 

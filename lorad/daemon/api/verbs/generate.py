@@ -102,7 +102,7 @@ def take(chunk: Chunk, found: dict[int, Completion], most: int) -> None:
     """Raises PoolLost for what no pool answers to the question: it is a process of a user's."""
     one = found.get(chunk.index)
     if one is None or len(one.tokens) + chunk.tokens.size > most:
-        raise PoolLost("the pool answers with more than it was asked for", hint="Is it of another lorad?")
+        raise PoolLost("the pool answers with more than it was asked for", hint="Is it another version of lorad?")
     found[chunk.index] = replace(one, tokens=one.tokens + chunk.tokens.tolist(), finish=chunk.finish or one.finish)
 
 

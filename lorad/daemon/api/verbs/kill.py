@@ -23,5 +23,5 @@ async def handle(ctx: Context, call: Call) -> Run:
             if run.state != RunState.STOPPING:
                 ctx.move(call.run, Move.STOP, detail="kill", by=who)
             runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))

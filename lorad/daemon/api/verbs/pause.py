@@ -17,7 +17,7 @@ async def handle(ctx: Context, call: Call) -> Run:
     run = runs.get(ctx.store, call.run)
     refuse_ended(run)
     if run.state == RunState.PAUSED:
-        raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` goes on.")
+        raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` continues.")
     if run.state == RunState.STOPPING:
         if run.wanted != "pause":
             raise Conflict(f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended.")
@@ -28,5 +28,5 @@ async def handle(ctx: Context, call: Call) -> Run:
         with ctx.store.write():
             ctx.move(call.run, Move.STOP, detail="pause", by=call.caller.name)
             runs.set_fields(ctx.store, call.run, wanted="pause")
-    ctx.waker.poke()
+    ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))

@@ -30,7 +30,7 @@ def change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> Versi
         row = set_pinned(ctx.store, run, number, pinned, by=by)
         if before.pinned != pinned:
             ctx.journal.append("pin" if pinned else "unpin", run, by, version=number)
-    ctx.served += 1
-    ctx.waker.poke()
+    ctx.serving.served += 1
+    ctx.loop.poke()
     write_table(ctx)
     return row

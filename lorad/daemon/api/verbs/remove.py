@@ -25,7 +25,7 @@ async def handle(ctx: Context, call: Call) -> Removed:
     if not RunState(run.state).is_over:
         raise Conflict(f"run {call.run} is {run.state}", hint=f"`lorad stop {call.run}` or `lorad kill` first.")
     doomed = forget(ctx, call.run, Path(run.directory), call.caller.name)
-    ctx.waker.poke()
+    ctx.loop.poke()
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
     return Removed(call.run)
 

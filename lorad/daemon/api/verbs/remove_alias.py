@@ -16,14 +16,14 @@ async def handle(ctx: Context, call: Call) -> RemovedAlias:
     Whoever made the alias may end it, and so may the owner of the run that it serves: it keeps their files.
     """
     alias = call.request.match_info["alias"]
-    async with ctx.moving[alias]:
+    async with ctx.serving.moving[alias]:
         row = aliases.get(ctx.store, alias)
         if not owns(ctx, call.caller, of_run(runs.get(ctx.store, row.run)).owner_uid):
             must_own(ctx, call.caller, of_alias(ctx, row))
         with ctx.store.write():
             before = aliases.remove(ctx.store, alias, by=call.caller.name)
             ctx.journal.append("alias", before.run, call.caller.name, alias=alias, version=None)
-    ctx.served += 1
-    ctx.waker.poke()
+    ctx.serving.served += 1
+    ctx.loop.poke()
     write_table(ctx)
     return RemovedAlias(alias)

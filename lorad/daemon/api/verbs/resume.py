@@ -77,7 +77,7 @@ async def handle(ctx: Context, call: Call) -> Resumed:
         runs.set_fields(ctx.store, call.run, **columns)
         if request:
             keep(ctx, run, request)
-    ctx.waker.poke()
+    ctx.loop.poke()
     warnings = request.facts.warnings if request else []
     row = runs.get(ctx.store, call.run)
     return extended(Resumed, run_view(row), warnings=warnings, changed_inputs=changed_inputs)
@@ -102,7 +102,7 @@ def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
             raise SpecError(
                 f"override {text}: {key} is part of what this run is; a resume may change "
                 f"{', '.join(sorted(CHANGEABLE))}",
-                hint="Start a new run with it; lora.adapter_path set to an exported version goes on from that.",
+                hint="Start a new run with it; lora.adapter_path set to an exported version continues from that.",
             )
     return override(spec, overrides)
 
@@ -119,7 +119,7 @@ def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
         if overridden(text) == "lora.type":
             raise SpecError(
                 f"override {text}: with it q, k and v share one A, and this run has trained one for each",
-                hint="Leave it out: canonical_lora goes on with what there is.",
+                hint="Leave it out: canonical_lora continues with what there is.",
             )
     return replace(spec, lora=replace(spec.lora, type="canonical_lora"))
 
@@ -209,5 +209,5 @@ def check(name: str, chosen: CheckpointRow, present: list[CheckpointRow]) -> Non
         before = [row.step for row in present if row.step < chosen.step]
         hint = "There is no checkpoint before it."
         if before:
-            hint = f"Go on from the one before: `lorad resume {name} --from {before[-1]}`."
+            hint = f"Continue from the one before: `lorad resume {name} --from {before[-1]}`."
         raise IntegrityError(f"checkpoint at step {chosen.step}: {error.message}", hint=hint) from None

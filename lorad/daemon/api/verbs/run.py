@@ -57,5 +57,5 @@ async def handle(ctx: Context, call: Call) -> Run:
         row = create(ctx, spec, directory, call.caller, facts.warnings)
     finally:
         clear(reference)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return run_view(row)

@@ -73,7 +73,7 @@ async def handle(ctx: Context, call: Call) -> Served:
     names = [adapter.name for adapter in body.adapters]
     async with contextlib.AsyncExitStack() as stack:
         for name in sorted({*names}):
-            await stack.enter_async_context(ctx.moving[name])
+            await stack.enter_async_context(ctx.serving.moving[name])
         refuse(ctx, call.caller, names, spec)
         made = await prepared(ctx, call.caller.uid, body, spec)
         for one in made:
@@ -206,5 +206,5 @@ def served(ctx: Context, call: Call, one: Import, pool: Pool, attestation: Attes
 
 
 def answer(ctx: Context, pool: Pool, rows: list[AliasRow]) -> Served:
-    ctx.waker.poke()
+    ctx.loop.poke()
     return Served(pool.id, [of_row(Alias, row) for row in rows], gateway_socket(ctx), base_url(ctx))

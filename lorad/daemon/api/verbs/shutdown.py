@@ -9,8 +9,8 @@ from msgspec import Struct
 from lorad.client.box_shapes import Shutdown, StayingPool
 from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context
-from lorad.daemon.gpu.lock_notes import timeout_of
 from lorad.daemon.pool import Pool
+from lorad.daemon.pools.idle import timeout_of
 from lorad.daemon.pools.life import end_pools
 from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.serving.gateways import gateway_socket, stop_gateway
@@ -28,7 +28,7 @@ class Body(Struct):
 
 async def handle(ctx: Context, call: Call) -> Shutdown:
     body = call.json(Body)
-    async with ctx.parting:
+    async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
         serves = gateway_socket(ctx) is not None and not body.gateway
         stopped = body.gateway and stop_gateway(ctx)

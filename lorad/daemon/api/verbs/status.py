@@ -20,19 +20,19 @@ TROUBLES = 20  # how many things that failed and are tried again are listed
 
 
 async def handle(ctx: Context, call: Call) -> Status:
-    owner = call.caller.uid if ctx.system and not is_admin(ctx, call.caller) else None
+    owner = call.caller.uid if ctx.users.shared and not is_admin(ctx, call.caller) else None
     return Status(
         pid=os.getpid(),
         version=lorad.__version__,
         home=str(ctx.home.root),
         caller=Caller(call.caller.name, is_admin(ctx, call.caller)),
-        shared=ctx.system,
-        started_at=ctx.started_at,
+        shared=ctx.users.shared,
+        started_at=ctx.loop.started_at,
         gateway=gateway_socket(ctx),
         url=base_url(ctx),
         url_trouble=tokens_trouble(ctx.config.gateway) if is_admin(ctx, call.caller) else "",
         runs={str(state): number for state, number in runs.count_by_state(ctx.store).items()},
-        troubles=ctx.troubles.lines(owner)[:TROUBLES],
+        troubles=ctx.loop.troubles.lines(owner)[:TROUBLES],
         disk=disk(ctx.runs_root),
         database=DatabaseSize(ctx.store.schema, size_of(ctx.home.database)),
     )

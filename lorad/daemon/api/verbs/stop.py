@@ -25,11 +25,11 @@ async def handle(ctx: Context, call: Call) -> Run:
             runs.set_fields(ctx.store, call.run, wanted="stop")
     elif run.wanted == "pause":
         runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return run_view(runs.get(ctx.store, call.run))
 
 
 def refuse_ended(run: RunRow) -> None:
     if run.state == RunState.ENDED:
-        hint = f"`lorad resume {run.name}` goes on from its last checkpoint."
+        hint = f"`lorad resume {run.name}` continues from its last checkpoint."
         raise Conflict(f"run {run.name} has ended already ({run.reason})", hint=hint)

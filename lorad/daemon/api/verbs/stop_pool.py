@@ -34,5 +34,5 @@ async def handle(ctx: Context, call: Call) -> Pool:
     if pool.guests and not force:
         raise Conflict(f"pool {name} answers a request", hint="Try again in a moment, or with --force.")
     stop_pool(ctx, pool)
-    ctx.waker.poke()
+    ctx.loop.poke()
     return pool_view(ctx, pool)

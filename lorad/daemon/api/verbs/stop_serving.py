@@ -33,7 +33,7 @@ async def handle(ctx: Context, call: Call) -> StoppedServing:
         end_serving(ctx, names)
         for name in names:
             events.append(ctx.store, name, "serving", {"stopped": True, "by": call.caller.name})
-    ctx.waker.poke()
+    ctx.loop.poke()
     return StoppedServing(model, names)
 
 

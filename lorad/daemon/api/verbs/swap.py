@@ -42,7 +42,7 @@ async def handle(ctx: Context, call: Call) -> Swapped:
     """
     body, alias, started = call.json(Body), call.request.match_info["alias"], time.monotonic()
     aliases.check_name(alias)
-    async with ctx.moving[alias]:
+    async with ctx.serving.moving[alias]:
         before, version = aliases.find(ctx.store, alias), wanted(ctx, alias, body)
         must_own(ctx, call.caller, *([of_alias(ctx, before)] if before else []))  # made while this one waited
         must_see(ctx, call.caller, run := runs.get(ctx.store, version.run))
@@ -116,10 +116,10 @@ def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> AliasR
 
 def tell_gateway(ctx: Context, alias: str) -> None:
     """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one before."""
-    ctx.served += 1
-    ctx.waker.poke()
+    ctx.serving.served += 1
+    ctx.loop.poke()
     try:
         write_table(ctx)
     except StorageError as error:
         told = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
-        raise StorageError(told, hint="It is told as soon as the disk takes it.") from error
+        raise StorageError(told, hint="It learns of it as soon as the disk can be written.") from error

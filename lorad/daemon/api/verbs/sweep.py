@@ -82,7 +82,7 @@ async def handle(ctx: Context, call: Call) -> StartedSweep:
     finally:
         for reference in references:
             clear(reference)
-    ctx.waker.poke()
+    ctx.loop.poke()
     warnings = dict.fromkeys([*told, *(warning for fact in facts for warning in fact.warnings)])
     return extended(StartedSweep, sweep_view(ctx, sweeps.get(ctx.store, name)), warnings=[*warnings])
 
@@ -173,6 +173,6 @@ def split_pools(ctx: Context, points: list[Point], facts: list[SpecFacts], keys:
 
 def kind(ctx: Context, spec: Spec, facts: SpecFacts) -> str:
     model = {"model_path": facts.model_path, "dtype": facts.model_dtype}
-    count = 1 if ctx.devices[0].is_cpu else min(spec.gpus, len(ctx.devices))
+    count = 1 if ctx.gpus.devices[0].is_cpu else min(spec.gpus, len(ctx.gpus.devices))
     threads = spec.pool.threads or 1
-    return setup_for(spec, ctx.config, *ctx.devices[:count], **model, threads=threads, facts=facts).key
+    return setup_for(spec, ctx.config, *ctx.gpus.devices[:count], **model, threads=threads, facts=facts).key

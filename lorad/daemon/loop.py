@@ -1,12 +1,15 @@
-"""Wakes the reconcile loop: at once for a request or the end of a process, soon for a journal that grew."""
+"""The reconcile loop's own state: what wakes it, what runs beside it, and what it could not do."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from lorad.daemon.troubles import Troubles
 
 GLANCE = 0.2  # seconds between two looks at the journals while something is active
 REST = 2.0  # seconds after which the loop runs anyway
@@ -14,10 +17,21 @@ REST = 2.0  # seconds after which the loop runs anyway
 Stamp = tuple[int, int]
 
 
-class Waker:
-    """One waiter; any number of causes."""
+class Loop:
+    """It runs at once for a request or the end of a process, soon for a journal that grew.
+
+    started_at: Unix time.
+    closing: this pass is the last one.
+    tasks: coroutines that run beside it; they are cancelled when the daemon closes.
+    newest: the newest event that its readers were woken for.
+    """
 
     def __init__(self) -> None:
+        self.started_at = time.time()
+        self.closing = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.troubles = Troubles()
+        self.newest = 0
         self._event = asyncio.Event()
         self._watched: dict[Path, int] = {}
         self._stamps: dict[Path, Stamp] = {}

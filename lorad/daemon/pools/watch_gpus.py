@@ -1,0 +1,74 @@
+"""Who computes on GPUs beside this daemon's pools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+
+from lorad.daemon.context import Context
+from lorad.daemon.gpu.devices import Device
+from lorad.daemon.gpu.occupancy import FRESH_SECONDS, STALE_SECONDS, Ours, Sight, read_all
+from lorad.daemon.process.processes import read_status
+
+log = logging.getLogger("lorad.daemon")
+
+
+def look(ctx: Context) -> None:
+    """Begin to look at the GPUs, unless that was done just now or is under way."""
+    gpus = [device for device in ctx.gpus.devices if device.uuid]
+    sights = ctx.gpus.sights
+    oldest = min((sights.seen[d.uuid].at if d.uuid in sights.seen else 0.0 for d in gpus), default=None)
+    if oldest is None or sights.since is not None or time.monotonic() - oldest < FRESH_SECONDS:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        ctx.gpus.sights.seen = read_all(gpus, ours(ctx))
+        return
+    ctx.gpus.sights.since = time.monotonic()
+    ctx.gpus.sights.done.clear()
+    ctx.spawn(observe(ctx, gpus))
+
+
+async def observe(ctx: Context, gpus: list[Device]) -> None:
+    try:
+        ctx.gpus.sights.seen = await asyncio.to_thread(read_all, gpus, ours(ctx))
+    except Exception as error:  # the bindings may not fit the driver
+        log.exception("NVML")
+        ctx.gpus.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
+    finally:
+        ctx.gpus.sights.since = None
+        ctx.gpus.sights.done.set()
+        ctx.loop.poke()
+
+
+async def fresh(ctx: Context, seconds: float = 2.0) -> None:
+    """Look, and wait for it so long."""
+    look(ctx)
+    if ctx.gpus.sights.since is not None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ctx.gpus.sights.done.wait(), seconds)
+
+
+def in_the_way(ctx: Context, device: Device) -> tuple[str, bool]:
+    """Say why nothing can be placed on a free device; "" when something can. The flag: the next look may clear it."""
+    if not device.uuid:
+        return "", False
+    sight = ctx.gpus.sights.seen.get(device.uuid)
+    if sight is None or time.monotonic() - sight.at > STALE_SECONDS:
+        since = ctx.gpus.sights.since
+        if since is not None and time.monotonic() - since > STALE_SECONDS:
+            return f"{device.name}: NVIDIA's driver does not answer, so who uses it is not known", False
+        return f"checking who uses {device.name}", True
+    return sight.strangers(device), False
+
+
+def ours(ctx: Context) -> Ours:
+    up = [pool for pool in ctx.pools.values() if pool.process.is_up]
+    statuses = [read_status(pool.attempt()) or {} for pool in up]
+    pids = [status[key] for status in statuses for key in ("pid", "shim_pid") if status.get(key)]
+    mark = b"LORAD_ATTEMPT=" + os.fsencode(ctx.home.pools) + b"/"
+    return Ours(tuple(pids), mark, frozenset(name for pool in up for name in pool.setup.names))

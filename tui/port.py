@@ -1,0 +1,36 @@
+"""What screens, tabs and widgets use of the application that shows them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lorad.box.config import Config
+from lorad.client.client import Client
+from lorad.tui.feed import Feed
+
+
+class AppPort(Protocol):
+    """The application as its screens see it: `cast(AppPort, self.app)`.
+
+    frozen: the screens are not refreshed for now.
+    """
+
+    @property
+    def client(self) -> Client: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def feed(self) -> Feed: ...
+    @property
+    def readonly(self) -> bool: ...
+    @property
+    def frozen(self) -> bool: ...
+
+    def may_act(self, owner: str | None) -> bool:
+        """Whether the user may change what belongs to `owner`; the daemon has the last word."""
+
+    def open_run(self, run: str) -> None: ...
+
+    def open_serving(self) -> None: ...
+
+    def open_form(self, like: str | None = None) -> None: ...
